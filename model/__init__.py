@@ -1,0 +1,1 @@
+"""The network in plain PyTorch. Knows nothing of tasks or rewards."""

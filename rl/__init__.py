@@ -1,0 +1,1 @@
+"""The learning: episodes, samplers, GRPO, run folders. Knows the task world and the network."""

@@ -1,0 +1,1 @@
+"""The task world: Signal Temporal Logic over rectangles, exact in continuous time. Pure numpy; no torch."""
