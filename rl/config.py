@@ -1,0 +1,240 @@
+"""Settings of a run: one frozen dataclass, filled in by a Python file in configs/ and by --key=value on the command line.
+
+Nothing else in the project holds a default of its own: what the run folder's config.json says is what was used.
+"""
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import json
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.lora import TARGETS, check_targets
+from stl.levels import LEVELS
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: the message names it, what is wrong and what would be right."""
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = "tiny"  # names the run folder: runs/NAME
+    seed: int = 0
+
+    # The policy
+    model: str = ""  # folder with pretrained weights and tokenizer; "" = a random model of this `architecture`
+    architecture: dict | None = None  # config.json of the random model, without vocab_size
+    chat: str = "qwen"  # "qwen" (the model's own template) or "compact" (the small vocabulary)
+    thinking: bool = False
+    tools: bool = True
+    tool_manner: str = "strict"  # "friendly" accepts walls in plan_path's `avoid`
+    dtype: str = "bfloat16"  # of the frozen weights and of the compute
+    device: str = "cuda"
+    threads: int = 0  # of torch on the CPU; 0 leaves torch's own choice
+    lora_rank: int = 64
+    lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = TARGETS
+
+    # The tasks: how many of each level are in the training mix and in the held-out set
+    mix: dict | None = None
+    split: str = "rl"
+    eval_mix: dict | None = None
+
+    # One episode
+    max_turns: int = 40
+    max_tokens: int = 32768  # prompt, turns and tool answers together
+    max_turn_tokens: int = 8192
+    max_turn_calls: int = 8  # further calls of one turn are answered with a word, not run
+
+    # Supervised steps before RL (0: none). They imitate the scripted expert or `sft_file`.
+    sft_steps: int = 0
+    sft_batch: int = 16  # conversations
+    sft_optimizer: str = "adamw"  # "muon" takes hidden matrices with Muon, the rest with AdamW
+    sft_lr: float = 1e-4
+    sft_muon_lr: float = 0.02
+    sft_warmup: int = 30  # steps
+    sft_decay: float = 0.4  # the last share of sft_steps in which the rate falls linearly to zero
+    sft_noise: float = 0.0  # share of demonstrations with a random order or a coin-flip avoid
+    sft_lesson: int = 0  # from this step on half of each batch ends after the first turn's plan (0: never)
+    sft_tasks: int = 0  # demonstrations made; batches go round them in a seeded shuffle
+    sft_eval_every: int = 0  # steps between held-out measurements, from sft_lesson on (0: none)
+    sft_stop: float = 1.0  # end the stage once held-out success at temperature 1 reaches this
+
+    # GRPO (0 steps: none)
+    steps: int = 80
+    tasks_per_step: int = 32
+    samples: int = 8  # per task: one group
+    optimizer_steps: int = 2  # a step's groups are split into so many optimizer batches
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = 3.0
+    importance_cap: float | None = 2.0  # None: no correction for the sampler's numerics
+    advantage_std: str = "group"  # "none": reward minus the group's mean, undivided
+    loss_aggregation: str = "token"  # "sequence", "constant" (divides by max_tokens)
+    mask_truncated: bool = False
+    temperature: float = 1.0  # of training and evaluation
+    micro_tokens: int = 32768  # tokens of one micro-batch; a longer episode runs alone
+    head_chunk: int = 2048  # tokens whose logits exist at one time
+
+    # Measuring and keeping
+    eval_every: int = 10  # steps; 0: only at the end of each stage
+    sampler: str = "torch"
+    sampler_slots: int = 256  # episodes sampled at one time
+    keep_checkpoints: int = 3
+    checkpoint_seconds: float = 30.0  # between checkpoints of the supervised stage
+
+    def __post_init__(self):
+        for field, allowed in CHOICES.items():
+            if getattr(self, field) not in allowed:
+                raise ConfigError(f"{field} = {getattr(self, field)!r}: choose one of {', '.join(allowed)}")
+        for field, (low, high) in RANGES.items():
+            value = getattr(self, field)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{field} = {value}: must lie between {low:g} and {high:g}")
+        for field in ("mix", "eval_mix"):
+            check_mix(field, getattr(self, field))
+        if self.steps and self.tasks_per_step < self.optimizer_steps:
+            raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
+                              f"({self.tasks_per_step})")
+        if not self.model and self.architecture is None:
+            raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
+        if self.sft_steps and not self.sft_tasks:
+            raise ConfigError("sft_tasks = 0: the supervised stage needs demonstrations, or set sft_steps = 0")
+        try:
+            check_targets(self.lora_targets)
+        except ValueError as error:
+            raise ConfigError(f"lora_targets: {error}") from None
+
+
+CHOICES = {
+    "chat": ("qwen", "compact"), "tool_manner": ("strict", "friendly"), "dtype": ("float32", "bfloat16"),
+    "sft_optimizer": ("adamw", "muon"), "advantage_std": ("group", "none"),
+    "loss_aggregation": ("token", "sequence", "constant"), "sampler": ("torch", "script"),
+}
+RANGES = {
+    "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
+    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
+    "sft_lr": (0, 1), "sft_muon_lr": (0, 1), "sft_decay": (0, 1), "sft_noise": (0, 1), "sft_stop": (0, 1),
+    "sft_tasks": (0, 10**9), "steps": (0, 10**9), "tasks_per_step": (1, 10**6), "samples": (1, 10**6), "lr": (0, 1),
+    "optimizer_steps": (1, 10**6), "weight_decay": (0, 1), "grad_clip": (1e-12, 1e12), "clip_low": (0, 1),
+    "clip_high": (0, 100), "dual_clip": (1, 1e6), "importance_cap": (1e-3, 1e6), "temperature": (0.01, 100),
+    "micro_tokens": (1, 1 << 26), "head_chunk": (1, 1 << 26), "eval_every": (0, 10**9), "sampler_slots": (1, 10**5),
+    "keep_checkpoints": (1, 10**6), "threads": (0, 1024), "seed": (0, 2**62), "sft_warmup": (0, 10**9),
+    "sft_lesson": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
+}
+
+
+def check_mix(field: str, mix: dict | None) -> None:
+    """Raise ConfigError unless `mix` is a dict of known levels and positive counts."""
+    if not mix:
+        raise ConfigError(f"{field} = {mix!r}: say how many tasks of which level, e.g. {{'L0': 512}}")
+    for level, count in mix.items():
+        if level not in LEVELS:
+            raise ConfigError(f"{field}: unknown level {level!r}{nearest(str(level), LEVELS)}")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"{field}: {level} = {count!r}: must be a whole number of tasks, 1 or more")
+
+
+def nearest(name: str, known) -> str:
+    """'; did you mean X?' or the list of what is known."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+
+
+def read_value(field: dataclasses.Field, text: str):
+    """The value that `text` (of --key=value) stands for, of the field's type. Raises ConfigError."""
+    kinds = typing.get_args(field.type) if typing.get_origin(field.type) is not tuple else (field.type,)
+    kinds = kinds or (field.type,)
+    if str in kinds:
+        return text
+    try:
+        value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        value = ast.literal_eval(text) if value is text else value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ConfigError(f"{field.name} = {text}: cannot be read as {describe(field)}") from None
+    return coerce(field, value)
+
+
+def describe(field: dataclasses.Field) -> str:
+    return getattr(field.type, "__name__", None) or str(field.type)
+
+
+def coerce(field: dataclasses.Field, value):
+    """`value` if it has the field's type (an int may stand for a float, a list for a tuple); else ConfigError."""
+    kinds = typing.get_args(field.type) if typing.get_origin(field.type) is not tuple else ()
+    kinds = kinds or (typing.get_origin(field.type) or field.type,)
+    if isinstance(value, (list, tuple)) and tuple in kinds:
+        return tuple(value)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kinds) or isinstance(value, bool) and bool not in kinds:
+        raise ConfigError(f"{field.name} = {value!r}: must be {describe(field)}")
+    return value
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def replace(config: Config, **changes) -> Config:
+    """A copy of `config` with some fields changed. Raises ConfigError on an unknown field or a wrong value."""
+    for key, value in changes.items():
+        if key not in FIELDS:
+            raise ConfigError(f"unknown setting {key!r}{nearest(key, FIELDS)}")
+        changes[key] = coerce(FIELDS[key], value)
+    return dataclasses.replace(config, **changes)
+
+
+def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
+    """The `config` of the Python file `name` (a path, or a name in configs/), changed by "key=value" strings.
+
+    Raises ConfigError: no such file, unknown key, a value of the wrong type or out of range.
+    """
+    path = Path(name)
+    if not path.is_file():
+        known = sorted(p.name for p in CONFIGS.glob("*.py"))
+        path = CONFIGS / (path.name if path.suffix else path.name + ".py")
+        if not path.is_file():
+            raise ConfigError(f"no config {name!r}{nearest(path.name, known)}")
+    spec = importlib.util.spec_from_file_location("config_file", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except TypeError as error:  # Config(...) was called with a field that it does not have
+        unknown = str(error).rpartition("argument ")[2].strip("'")
+        raise ConfigError(f"{path}: unknown setting {unknown!r}{nearest(unknown, FIELDS)}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}") from None
+    config = getattr(module, "config", None)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{path}: must set `config = Config(...)`")
+    changes = {}
+    for item in overrides:
+        key, equals, text = item.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        if key not in FIELDS:
+            raise ConfigError(f"unknown setting {key!r}{nearest(key, FIELDS)}")
+        if not equals:
+            raise ConfigError(f"{item}: write --{key}=VALUE")
+        changes[key] = read_value(FIELDS[key], text)
+    return replace(config, **changes)
+
+
+def to_json(config: Config) -> dict:
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(data: dict) -> Config:
+    """The Config that to_json wrote. Raises ConfigError."""
+    unknown = [key for key in data if key not in FIELDS]
+    if unknown:
+        raise ConfigError(f"config.json: unknown setting {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
+    return Config(**{key: coerce(FIELDS[key], value) for key, value in data.items()})
