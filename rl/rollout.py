@@ -1,0 +1,98 @@
+"""Many episodes at once: sample a turn, run its tools, append their answers, sample on, until all have ended."""
+from collections.abc import Callable
+
+from rl.episode import Episode
+from rl.sampler import Completion, make_seed
+from stl.prompts import grade
+from stl.tools import ToolResult, run_tool
+from stl.world import Task
+
+
+def new_episodes(tasks: list[Task], samples: int, *seed_parts) -> list[Episode]:
+    """`samples` episodes of each task, a task's side by side; each one's seed comes from (seed_parts, task, sample)."""
+    return [Episode(task, make_seed(*seed_parts, task.id, sample), group, sample)
+            for group, task in enumerate(tasks) for sample in range(samples)]
+
+
+def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[Episode], None] | None = None
+            ) -> list[Episode]:
+    """Play `episodes` to their ends and return them, in their order.
+
+    Each ends as Episode.ending says. Errors that the tools raise on a model's text would be faults of ours; text from
+    a model leads to readable tool answers, never to exceptions.
+    """
+    for key, episode in enumerate(episodes):
+        episode.version = sampler.version
+        prompt = chat.prompt(episode.task)
+        episode.append(prompt)
+        episode.messages.append({"role": "prompt", "content": chat.text(prompt)})
+        ask(sampler, key, episode, config)
+    left = 0
+    while left < len(episodes):
+        for key, episode in enumerate(episodes[left:], left):  # in order: the first one still going
+            if episode.ending is None:
+                break
+            left = key + 1
+        for completion in sampler.step():
+            episode = episodes[completion.key]
+            take_turn(chat, episode, completion, config)
+            if episode.ending is None:
+                ask(sampler, completion.key, episode, config)
+            if episode.ending is not None:
+                sampler.drop(completion.key)
+                if progress:
+                    progress(episode)
+    return episodes
+
+
+def ask(sampler, key: int, episode: Episode, config) -> None:
+    """Request the episode's next turn, or end it where its budget does not allow one."""
+    room = config.max_tokens - len(episode.ids)
+    if episode.turns == config.max_turns:
+        episode.end("turns")
+    elif room < 1:
+        episode.end("tokens")
+    else:
+        sampler.add(key, episode.ids, min(room, config.max_turn_tokens), episode.seed)
+
+
+def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
+    """Append a sampled turn; run its calls and append their answers, or end the episode."""
+    episode.append(completion.ids, completion.logprobs)
+    episode.turns += 1
+    last = completion.ids[-1]
+    if not completion.stopped:  # a turn that was cut is not read for calls
+        episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
+        episode.end("tokens" if len(episode.ids) >= config.max_tokens else "length")
+    elif last != chat.stop_id:
+        episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
+        episode.end("eos")
+    else:
+        turn = chat.parse(completion.ids)
+        episode.messages.append(turn.message())
+        if turn.calls:
+            answer_calls(chat, episode, turn.calls, config)
+        else:
+            answered = "<answer>" in turn.content and "</answer>" in turn.content
+            episode.end("answer" if answered else "no answer", grade(episode.task, turn.content))
+
+
+def answer_calls(chat, episode: Episode, calls: list, config) -> None:
+    """Run a turn's calls in order and append their answers, unless they no longer fit."""
+    results = []
+    for i, call in enumerate(calls):
+        if i >= config.max_turn_calls:
+            result = ToolResult(f"not run: at most {config.max_turn_calls} calls a turn", False, None)
+        elif call.error:
+            result = ToolResult(f"error: {call.error}", False, None)
+        elif not config.tools:
+            result = ToolResult("error: there are no tools in this task; answer directly", False, None)
+        else:
+            result = run_tool(episode.task, call.name, call.arguments, config.tool_manner)
+        results.append(result)
+        episode.messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": result.text})
+    ids = chat.tool_turn(results)
+    if len(episode.ids) + len(ids) >= config.max_tokens:
+        episode.end("tokens")  # the budget counts tool text too, and never overflows
+    else:
+        episode.append(ids)
