@@ -1,6 +1,6 @@
 """Signal temporal logic formulas: the tree, its parser and its printed form.
 
-Grammar (windows in seconds, relative to the time at which the formula is evaluated):
+Grammar (windows are decimals, in seconds, relative to the time at which the formula is evaluated):
 
     or    := and ('|' and)*
     and   := until ('&' until)*
@@ -16,13 +16,13 @@ import difflib
 import math
 import re
 import reprlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import NoReturn
 
 MAX_LENGTH = 4000  # characters of one formula
-MAX_DEPTH = 40  # nested operators and parentheses of one formula
+MAX_DEPTH = 40  # operators and parentheses inside each other
 NAME = r"[\w.\-]{1,64}"  # what a region or an obstacle may be called
 
 
@@ -30,85 +30,70 @@ class FormulaError(ValueError):
     """A formula that does not parse; one line says what is wrong and what would be right."""
 
 
-@dataclass(frozen=True)
-class In:
-    """The body is fully inside the region."""
+class _Node:
+    def __str__(self) -> str:
+        return _show(self)
 
+
+@dataclass(frozen=True)
+class In(_Node):  # the body is fully inside the region
     region: str
 
-    def __str__(self) -> str:
-        return f"in({self.region})"
-
 
 @dataclass(frozen=True)
-class Out:
-    """The body does not overlap the region's interior."""
-
+class Out(_Node):  # the body does not overlap the region's interior
     region: str
 
-    def __str__(self) -> str:
-        return f"out({self.region})"
-
 
 @dataclass(frozen=True)
-class And:
+class And(_Node):
     args: tuple[Formula, ...]  # at least two
 
-    def __str__(self) -> str:
-        return " & ".join(_operand(arg, 2) for arg in self.args)
-
 
 @dataclass(frozen=True)
-class Or:
+class Or(_Node):
     args: tuple[Formula, ...]  # at least two
 
-    def __str__(self) -> str:
-        return " | ".join(_operand(arg, 1) for arg in self.args)
-
 
 @dataclass(frozen=True)
-class F:
-    """`arg` holds at some time of the window."""
-
+class F(_Node):  # arg holds at some time of the window
     a: float
     b: float
     arg: Formula
 
-    def __str__(self) -> str:
-        return f"F[{decimal(self.a)},{decimal(self.b)}] {_operand(self.arg, 3)}"
-
 
 @dataclass(frozen=True)
-class G:
-    """`arg` holds at all times of the window."""
-
+class G(_Node):  # arg holds at all times of the window
     a: float
     b: float
     arg: Formula
 
-    def __str__(self) -> str:
-        return f"G[{decimal(self.a)},{decimal(self.b)}] {_operand(self.arg, 3)}"
-
 
 @dataclass(frozen=True)
-class Until:
-    """`right` holds at some t' of the window, and `left` at every time from now to t', both ends included."""
-
+class Until(_Node):  # right holds at some t' of the window, left at every time from now to t', both ends included
     a: float
     b: float
     left: Formula
     right: Formula
 
-    def __str__(self) -> str:
-        return f"{_operand(self.left, 3)} U[{decimal(self.a)},{decimal(self.b)}] {_operand(self.right, 2)}"
-
 
 Formula = In | Out | And | Or | F | G | Until
-_BINDING = {Or: 0, And: 1, Until: 2}  # all others bind tightest: 3
+_BINDING = {Or: 0, And: 1, Until: 2}  # the grammar's levels; everything else binds tightest, at 3
 
 
-def _operand(node: Formula, least: int) -> str:
-    return str(node) if _BINDING.get(type(node), 3) >= least else f"({node})"
+def _show(node: Formula) -> str:
+    def operand(child: Formula, least: int) -> str:
+        return str(child) if _BINDING.get(type(child), 3) >= least else f"({child})"
+
+    if isinstance(node, In | Out):
+        return f"{type(node).__name__.lower()}({node.region})"
+    if isinstance(node, And | Or):
+        sign, least = (" & ", 2) if isinstance(node, And) else (" | ", 1)
+        return sign.join(operand(arg, least) for arg in node.args)
+    window = f"[{decimal(node.a)},{decimal(node.b)}]"
+    if isinstance(node, Until):
+        return f"{operand(node.left, 3)} U{window} {operand(node.right, 2)}"
+    return f"{type(node).__name__}{window} {operand(node.arg, 3)}"
 
 
 def decimal(value: float) -> str:
@@ -133,17 +118,6 @@ def walk(node: Formula) -> Iterator[Formula]:
         yield from walk(child)
 
 
-def horizon(node: Formula) -> float:
-    """The last time in seconds that a formula evaluated at 0 can look at."""
-    inner = max(map(horizon, children(node)), default=0.0)
-    return inner + node.b if isinstance(node, F | G | Until) else inner
-
-
-def depth(node: Formula) -> int:
-    """How many temporal operators are nested in each other."""
-    return isinstance(node, F | G | Until) + max(map(depth, children(node)), default=0)
-
-
 def brief(value: object) -> str:
     """A bounded one-line picture of any value, for error messages."""
     try:
@@ -153,15 +127,9 @@ def brief(value: object) -> str:
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """A hint for a misspelt name, for the end of an error message; empty when nothing is close."""
-    close = difflib.get_close_matches(str(name)[:64], names, n=1) if isinstance(name, str) else []
+    """A hint for a misspelt name, to end an error message with; empty when nothing is close."""
+    close = difflib.get_close_matches(name[:64], names, n=1) if isinstance(name, str) else ()
     return f" (did you mean '{close[0]}'?)" if close else ""
-
-
-def listed(names: Collection[str], most: int = 30) -> str:
-    """Names separated by commas, at most `most` of them."""
-    shown = ", ".join(list(names)[:most]) or "none"
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def parse(text: str, regions: Collection[str] | None = None) -> Formula:
@@ -169,7 +137,7 @@ def parse(text: str, regions: Collection[str] | None = None) -> Formula:
     if not isinstance(text, str):
         raise FormulaError(f"a formula must be a string such as 'F[0,10] in(A)', not {brief(text)}")
     if len(text) > MAX_LENGTH:
-        raise FormulaError(f"formula of {len(text)} characters: at most {MAX_LENGTH} are allowed")
+        raise FormulaError(f"a formula of {len(text)} characters: at most {MAX_LENGTH} are allowed")
     return _Parser(text, regions).whole()
 
 
@@ -182,79 +150,58 @@ _SPACE = re.compile(r"\s*")
 
 
 class _Parser:
-    """Recursive descent with one token of look-ahead; `kind` is '&', '|', '(', ')', 'F', 'G', 'U', 'atom' or 'end'."""
+    """Recursive descent with one token of look-ahead; `kind` is one of & | ( ) F G U, "atom" or "end"."""
 
     def __init__(self, text: str, regions: Collection[str] | None):
-        self.text, self.regions = text, regions
-        self.next, self.level = 0, 0
+        self.text, self.regions, self.next = text, regions, 0
         self.advance()
 
     def fail(self, problem: str) -> NoReturn:
         shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
         raise FormulaError(f"formula {shown!r}: {problem}")
 
-    def advance(self) -> None:
-        self.start = _SPACE.match(self.text, self.next).end()
-        self.token = _TOKEN.match(self.text, self.start)
-        if self.token:
-            self.next = self.token.end()
-            self.kind = self.token["sign"] or self.token["window"] or "atom"
-        elif self.start == len(self.text):
-            self.kind = "end"
-        else:
-            self.unexpected("in(NAME), out(NAME), F[a,b], G[a,b], U[a,b] with decimals 0 <= a <= b, &, | or parentheses")
-
     def unexpected(self, wanted: str) -> NoReturn:
         found = repr(self.text[self.start : self.start + 20]) if self.start < len(self.text) else "the end"
         self.fail(f"expected {wanted} at position {self.start}, found {found}")
 
+    def advance(self) -> None:
+        self.start = _SPACE.match(self.text, self.next).end()
+        self.token = _TOKEN.match(self.text, self.start)
+        if self.token:
+            self.next, self.kind = self.token.end(), self.token["sign"] or self.token["window"] or "atom"
+        elif self.start < len(self.text):
+            self.unexpected("in(NAME), out(NAME), F[a,b], G[a,b], U[a,b] with decimals a <= b, &, | or parentheses")
+        else:
+            self.kind = "end"
+
     def whole(self) -> Formula:
-        tree = self.either()
+        tree = self.either(0)
         if self.kind != "end":
             self.unexpected("&, |, U[a,b] or the end")
         return tree
 
-    def either(self) -> Formula:
-        args = [self.both()]
-        while self.kind == "|":
+    def either(self, depth: int) -> Formula:
+        return self.joined("|", Or, lambda: self.joined("&", And, lambda: self.until(depth)))
+
+    def joined(self, sign: str, make: type, part: Callable[[], Formula]) -> Formula:
+        args = [part()]
+        while self.kind == sign:
             self.advance()
-            args.append(self.both())
-        return args[0] if len(args) == 1 else Or(tuple(args))
+            args.append(part())
+        return args[0] if len(args) == 1 else make(tuple(args))
 
-    def both(self) -> Formula:
-        args = [self.until()]
-        while self.kind == "&":
-            self.advance()
-            args.append(self.until())
-        return args[0] if len(args) == 1 else And(tuple(args))
+    def until(self, depth: int) -> Formula:
+        left = self.unary(depth)
+        return Until(*self.window(), left, self.until(depth + 1)) if self.kind == "U" else left
 
-    def until(self) -> Formula:
-        self.level += 1
-        if self.level > MAX_DEPTH:  # before Python's own recursion limit
-            self.fail(f"nested more than {MAX_DEPTH} deep")
-        left = self.unary()
-        if self.kind == "U":
-            a, b = self.window()
-            left = Until(a, b, left, self.until())
-        self.level -= 1
-        return left
-
-    def unary(self) -> Formula:
+    def unary(self, depth: int) -> Formula:
+        if depth > MAX_DEPTH:  # well before Python's own limit of recursion
+            self.fail(f"more than {MAX_DEPTH} operators and parentheses inside each other")
         if self.kind in ("F", "G"):
-            operators = []
-            while self.kind in ("F", "G"):
-                operators.append((F if self.kind == "F" else G, *self.window()))
-            if self.level + len(operators) > MAX_DEPTH:
-                self.fail(f"nested more than {MAX_DEPTH} deep")
-            self.level += len(operators)
-            tree = self.unary()
-            self.level -= len(operators)
-            for operator, a, b in reversed(operators):
-                tree = operator(a, b, tree)
-            return tree
+            return (F if self.kind == "F" else G)(*self.window(), self.unary(depth + 1))
         if self.kind == "(":
             self.advance()
-            tree = self.either()
+            tree = self.either(depth + 1)
             if self.kind != ")":
                 self.unexpected("')'")
             self.advance()
@@ -266,13 +213,14 @@ class _Parser:
     def window(self) -> tuple[float, float]:
         a, b = float(self.token["a"]), float(self.token["b"])
         if not a <= b < math.inf:
-            self.fail(f"the window at position {self.start} needs 0 <= a <= b, finite; found {self.token[0][:40]!r}")
+            self.fail(f"a window [a,b] needs finite decimals 0 <= a <= b; found {self.token[0][:40]!r}")
         self.advance()
         return a, b
 
     def atom(self) -> Formula:
-        kind, name = (In if self.token["atom"] == "in" else Out), self.token["name"]
+        make, name = (In if self.token["atom"] == "in" else Out), self.token["name"]
         if self.regions is not None and name not in self.regions:
-            self.fail(f"unknown region '{name}'{nearest(name, self.regions)}; the regions are {listed(self.regions)}")
+            shown = ", ".join(list(self.regions)[:40]) or "none"
+            self.fail(f"unknown region '{name}'{nearest(name, self.regions)}; the regions are {shown}")
         self.advance()
-        return kind(name)
+        return make(name)
