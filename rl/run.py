@@ -1,0 +1,258 @@
+"""The run folder: what a run writes, so that it can be killed at any time, resumed, compared and reported.
+
+    runs/NAME/config.json versions.json    the settings, and what the run runs on
+              metrics.jsonl                one line a step or measurement
+              episodes/step-000012.jsonl   the rollouts of a step, written before its update
+              checkpoints/grpo-000012/     NAME.safetensors, raw files and state.json
+              lock, finished               held while a process trains; made when the run is complete
+
+Files and folders are written under a temporary name, synced and renamed, so what has its name is complete.
+torch is imported only where tensors are read or written.
+"""
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl.episode import Episode
+
+if TYPE_CHECKING:
+    import torch
+
+    from rl.config import Config
+
+STAGES = ("sft", "grpo")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "vllm", "flash-linear-attention")
+
+
+class RunError(ValueError):
+    """The run folder cannot be used as asked: the message names it and says what would be right."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint; `state` is what was given to save."""
+
+    stage: str
+    step: int
+    folder: Path
+    state: dict
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / f"{name}.safetensors")
+
+
+class Run:
+    """A run folder that this process alone writes to. Made by Run.open."""
+
+    def __init__(self, folder: Path, keep_checkpoints: int):
+        self.folder, self.keep, self._metrics = folder, keep_checkpoints, folder / "metrics.jsonl"
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)  # let go when this process ends, however it ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise RunError(f"{folder}: another process is training in it; wait for it, or give --new") from None
+        for left in (folder / "checkpoints").glob("tmp-*"):
+            shutil.rmtree(left)
+        content = self._metrics.read_bytes() if self._metrics.exists() else b""
+        if not content.endswith(b"\n"):  # a kill cut the last line
+            write_file(self._metrics, content[: content.rfind(b"\n") + 1])
+
+    @classmethod
+    def open(cls, config: Config, root: str | Path = "runs", new: bool = False, force: bool = False) -> Run:
+        """Resume the newest run of the config's name below `root`, or begin one (always, if `new`).
+
+        Runs of one name are NAME, NAME-2, NAME-3, ... RunError: another process holds it, or the settings differ
+        from those it was begun with; `force` takes the new ones and reopens a finished run.
+        """
+        from rl.config import to_json
+
+        names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
+        last = max((int(name[1] or 1) for name in names if name), default=0)
+        number = last if last and not new else last + 1
+        folder = Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
+        try:
+            for name in ("checkpoints", "episodes"):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder}: cannot make the run folder: {error.strerror}") from None
+        run = cls(folder, config.keep_checkpoints)
+        new, old = to_json(config), read_settings(folder) if (folder / "config.json").exists() else to_json(config)
+        changes = [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)]
+        if changes and not force:
+            run.close()
+            raise RunError(f"{folder} was begun with other settings: {', '.join(changes)}; give the old ones, or --new "
+                           "for a new run, or --force to go on with the new ones")
+        if changes:
+            run._forget_later()
+        write_json(folder / "config.json", new)
+        write_json(folder / "versions.json", versions())
+        return run
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "finished").exists()
+
+    def finish(self) -> None:
+        write_file(self.folder / "finished", b"")
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._lock)
+
+    def log(self, row: dict) -> None:
+        """Append `row` to the metrics: "stage" ("sft", "grpo", "eval"), "step", for "eval" the training stage in "of".
+
+        What depends on time stands under row["time"], so that everything else can be compared to the bit.
+        """
+        with open(self._metrics, "ab") as file:
+            file.write(_line(row))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self, stage: str | None = None) -> list[dict]:
+        return read_rows(self.folder, stage)
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Drop the metrics from the first row after `step` of `stage` on: what a resumed run will do again."""
+        rows, now = self.rows(), (STAGES.index(stage), step)
+        stages = [row.get("of", row["stage"]) for row in rows]
+        later = (i for i, name in enumerate(stages) if name in STAGES and (STAGES.index(name), rows[i]["step"]) > now)
+        write_file(self._metrics, b"".join(map(_line, rows[: next(later, len(rows))])))
+
+    def save(self, stage: str, step: int, files: dict[str, dict[str, torch.Tensor]], state: dict,
+             texts: dict[str, bytes] | None = None) -> Checkpoint:
+        """Write a checkpoint and drop the stage's oldest beyond `keep_checkpoints`."""
+        from model.checkpoint import write_safetensors
+
+        name = f"{stage}-{step:06d}"
+        final, temporary = (self.folder / "checkpoints" / (prefix + name) for prefix in ("", "tmp-"))
+        temporary.mkdir()
+        for key, tensors in files.items():
+            write_safetensors(tensors, temporary / f"{key}.safetensors")
+        for key, content in (texts or {}).items():
+            write_file(temporary / key, content)
+        write_json(temporary / "state.json", state)
+        if final.exists():
+            _remove(final)
+        _rename(temporary, final)
+        for old in _checkpoints(self.folder, stage)[: -self.keep]:
+            _remove(old)
+        return Checkpoint(stage, step, final, state)
+
+    def latest(self, stage: str | None = None) -> Checkpoint | None:
+        return latest_checkpoint(self.folder, stage)
+
+    def write_episodes(self, step: int, episodes: list[Episode]) -> None:
+        write_file(self._episodes(step), b"".join(_line(episode.to_json()) for episode in episodes))
+
+    def read_episodes(self, step: int) -> list[Episode] | None:
+        """The rollouts of `step` if they were finished, the same to the bit; else None."""
+        path = self._episodes(step)
+        lines = path.read_bytes().splitlines() if path.exists() else None
+        return lines and [Episode.from_json(json.loads(line)) for line in lines]
+
+    def _episodes(self, step: int) -> Path:
+        return self.folder / "episodes" / f"step-{step:06d}.jsonl"
+
+    def _forget_later(self) -> None:
+        """The settings change: the run is not finished, and rollouts not yet learnt from are to be made again."""
+        (self.folder / "finished").unlink(missing_ok=True)
+        last = self.latest("grpo")
+        for path in (self.folder / "episodes").glob("step-*.jsonl"):
+            if last is None or int(path.stem[5:]) > last.step:
+                path.unlink()
+
+
+def newest_run(root: str | Path = "runs") -> Path | None:
+    """The run below `root` whose last complete checkpoint is the newest; None if no run has one."""
+    found = [(last.folder.stat().st_mtime, path.parent) for path in Path(root).glob("*/config.json")
+             if (last := latest_checkpoint(path.parent))]
+    return max(found)[1] if found else None
+
+
+def latest_checkpoint(folder: str | Path, stage: str | None = None) -> Checkpoint | None:
+    """The last complete checkpoint of a run folder (of one stage, if given); None without one. Takes no lock."""
+    found = [path for name in ([stage] if stage else STAGES) for path in _checkpoints(Path(folder), name)]
+    if not found:
+        return None
+    name, _, step = found[-1].name.partition("-")
+    return Checkpoint(name, int(step), found[-1], json.loads((found[-1] / "state.json").read_bytes()))
+
+
+def read_settings(folder: str | Path) -> dict:
+    """The settings of a run, for rl.config.from_json. RunError if the folder is not a run."""
+    try:
+        return json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder}: not a run folder: config.json cannot be read ({error})") from None
+
+
+def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
+    """The metrics of a run in order, without a last line that is still being written. RunError if they are broken."""
+    path = Path(folder) / "metrics.jsonl"
+    try:
+        rows = [json.loads(line) for line in (path.read_bytes().split(b"\n")[:-1] if path.exists() else [])]
+    except ValueError as error:
+        raise RunError(f"{path}: a line is not JSON ({error}); mend or delete it") from None
+    return [row for row in rows if stage in (None, row["stage"])]
+
+
+def versions() -> dict:
+    """Python, machine, packages and the git commit ("" outside a repository)."""
+    found = {package.name.lower(): package.version for package in importlib.metadata.distributions(path=sys.path)}
+    try:
+        git = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"], text=True,
+                             cwd=Path(__file__).parent, capture_output=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        git = ""
+    return {"python": platform.python_version(), "machine": platform.platform(), "git_commit": git,
+            "packages": {name: found[name] for name in PACKAGES if name in found}}
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write `path` so that it is either as before or complete, even if the machine stops."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    _rename(temporary, path)
+
+
+def write_json(path: Path, data: dict) -> None:
+    write_file(path, json.dumps(data, indent=1).encode() + b"\n")
+
+
+def _line(row: dict) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Rename, and have the disk remember it."""
+    source.replace(target)
+    handle = os.open(target.parent, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Delete so that a kill on the way leaves no half of it under its name."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f"tmp-old-{checkpoint.name}")))
+
+
+def _checkpoints(folder: Path, stage: str) -> list[Path]:
+    return sorted(path.parent for path in (folder / "checkpoints").glob(f"{stage}-*/state.json"))
