@@ -4,48 +4,70 @@ A task made by stl/levels.py carries its witness as legs (`task.plan`): the argu
 it. The teacher replays them as a good user of the tools would, so that its conversations can be imitated.
 """
 
+from __future__ import annotations
+
 import json
 import random
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from stl.formula import F, G, In, Out, Until
+from stl.formula import And, F, Formula, In, Or, Out, Until, decimal, walk
 from stl.planner import plan_path
-from stl.tools import run_tool
+from stl.tools import ToolResult, run_tool
 from stl.world import Task
 
+if TYPE_CHECKING:
+    import numpy as np
+
+EXPLAIN = ("none", "normal", "full", "plan")
 Waypoints = list[list[float]]
+
+# What the teacher says; one variant is drawn each time.
+ORDER = (
+    "I visit {order}.",
+    "The order of visits: {order}.",
+    "Going by the windows, I go to {order}.",
+    "A plan that fits the windows: {order}.",
+)
+LEG = (
+    "Next, the way to {region}{details}.",
+    "Now to {region}{details}.",
+    "The next leg goes to {region}{details}.",
+    "From here to {region}{details}.",
+)
+FIRST_LEG = ("First, the way to {region}{details}.", "I start with {region}{details}.", "First comes {region}{details}.")
+LEAVE = ("leaving at {t}", "setting off only at {t}")
+KEEP_OUT = ("keeping out of {names}", "avoiding {names}", "staying clear of {names}")
+HOLD = ("waiting there until {t}", "and staying until {t}", "holding there until {t}")
+ARRIVED = ("That leg ends at t = {t}.", "It is now t = {t}.", "So this leg is over at {t}.")
+CHECK = ("Let me verify the whole path.", "Now I check the joined waypoints.", "All legs are there; I check them.")
+GOOD = ("The check finds nothing wrong.", "Every formula holds.", "The path passes, so this is my answer.")
+BAD = ("The check still complains; this is the best path I have.", "Not everything holds, but I answer with this path.")
 
 
 def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | None = None) -> list[dict]:
     """A conversation in OpenAI form that solves `task`: assistant and tool messages, the last with the <answer>.
 
     explain: "none", "normal" or "full" English, worded by (task.id, seed); "plan": one terse line before the first
-    call and nothing else. tools=False: one message with the same words and the answer.
+    call, no other words. "normal" and "full" also check the path. tools=False: one message with plan and answer.
     ValueError if the task has no plan (only made tasks have one; stl/search.py solves others).
     """
-    if task.plan is None:
-        raise ValueError(f"task {task.id!r} has no plan to demonstrate; the expert needs a task from stl/levels.py")
-    return _converse(task, task.plan, tools, explain, random.Random(f"{task.id}/{seed}"))
+    return _converse(task, _legs(task), tools, explain, random.Random(f"{task.id}/{seed}"))
 
 
 def demonstrate(
     task: Task, rng: np.random.Generator, noise: float, tools: bool = True, explain: str = "plan"
 ) -> list[dict]:
-    """As solve, by a teacher who errs: with probability `noise` the order of visits is random or, equally often,
-    whether to avoid each region that is not visited is a coin flip. The result may fail the task, but it answers.
+    """As solve, by a teacher who errs: with probability `noise` either the order of the visits is random or a coin
+    decides for each region that is not visited whether to avoid it. May fail the task, but always answers.
     """
-    if task.plan is None:
-        raise ValueError(f"task {task.id!r} has no plan to demonstrate; the expert needs a task from stl/levels.py")
-    legs = [dict(leg) for leg in task.plan]
+    legs = _legs(task)
     if rng.random() < noise:
         if rng.random() < 0.5:
             legs = [legs[i] for i in rng.permutation(len(legs))]
         else:
-            others = [name for name in task.regions if name not in {leg.get("goal_region") for leg in legs}]
-            avoid = [name for name in others if rng.random() < 0.5]
+            visited = {leg["goal_region"] for leg in legs}
+            avoid = [name for name in task.regions if name not in visited and rng.random() < 0.5]
             legs = [leg | {"avoid": avoid} for leg in legs]
-        legs = [{k: v for k, v in leg.items() if k != "t_start"} for leg in legs]  # the old times no longer fit
     return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))))
 
 
@@ -54,7 +76,8 @@ def naive(task: Task) -> Waypoints | None:
     path, without waiting or avoiding anything. Waypoints [[t, x, y], ...]; None if some leg has no path.
     """
     path: Waypoints = [[0.0, *task.robot.start]]
-    for region in dict.fromkeys(name for formula in task.formulas for name in _visited(formula)):
+    atoms = (node for formula in task.formulas for node in walk(formula))
+    for region in dict.fromkeys(atom.region for atom in atoms if isinstance(atom, In)):
         leg = plan_path(task, path[-1][1:], path[-1][0], goal_region=region)
         if leg is None:
             return None
@@ -62,18 +85,96 @@ def naive(task: Task) -> Waypoints | None:
     return path
 
 
-def _visited(formula: object) -> list[str]:
-    """The regions of the in(.) atoms of a formula, in the order in which they are written."""
-    if isinstance(formula, In):
-        return [formula.region]
-    if isinstance(formula, Out):
-        return []
-    if isinstance(formula, Until):
-        return _visited(formula.left) + _visited(formula.right)
-    parts = [formula.arg] if isinstance(formula, F | G) else formula.args
-    return [name for part in parts for name in _visited(part)]
+def _legs(task: Task) -> list[dict]:
+    if task.plan is None:
+        raise ValueError(f"task {task.id!r} has no plan to demonstrate; tasks made by stl/levels.py have one")
+    names = list(task.regions)
+    for i, leg in enumerate(task.plan):
+        times, avoid = [leg.get("t_start") or 0.0, leg.get("hold_until") or 0.0], leg.get("avoid") or []
+        known = leg.get("goal_region") in names and isinstance(avoid, list) and all(name in names for name in avoid)
+        if not known or not all(isinstance(time, int | float) for time in times):
+            raise ValueError(
+                f"task {task.id!r}: leg {i} of its plan needs a goal_region, perhaps t_start and hold_until in seconds "
+                f"and a list avoid; the regions are {', '.join(names)}"
+            )
+    return task.plan
 
 
 def _join(path: Waypoints, leg: Waypoints) -> None:
     """Append a leg to a path, without the waypoint at which they meet."""
-    path += leg[1:] if leg and list(leg[0]) == list(path[-1]) else leg
+    path += leg[1:] if list(leg[0]) == list(path[-1]) else leg
+
+
+def _converse(task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random) -> list[dict]:
+    """Replay the legs, each from where and when the last one ended, with the teacher's words between them."""
+    if explain not in EXPLAIN:
+        raise ValueError(f"explain must be one of {', '.join(EXPLAIN)}, not {explain!r}")
+    path: Waypoints = [[0.0, *task.robot.start]]
+    messages: list[dict] = []
+    intro = _intro(task, legs, explain, chance)
+    for i, leg in enumerate(legs):
+        arguments = {"start": path[-1][1:], "t_start": max(path[-1][0], leg.get("t_start") or 0.0)}
+        arguments |= {key: leg[key] for key in ("goal_region", "avoid", "hold_until") if leg.get(key)}
+        words = [intro] if i == 0 else [_say(chance, ARRIVED, t=decimal(path[-1][0]))] if explain == "full" else []
+        if explain in ("normal", "full"):
+            words.append(_leg_words(leg, i == 0, arguments["t_start"] > path[-1][0], chance))
+        result = _call(task, messages, " ".join(filter(None, words)), "plan_path", arguments)
+        if result.waypoints:  # a teacher who errs may have asked for a way that does not exist
+            _join(path, result.waypoints)
+    words = [] if legs and tools else [intro]
+    if tools and explain in ("normal", "full"):
+        verdict = _call(task, messages, _say(chance, CHECK), "check_path", {"waypoints": path})
+        words.append(_say(chance, GOOD if verdict.ok else BAD))
+    answer = "\n".join([*filter(None, words), f"<answer>{json.dumps(path)}</answer>"])
+    return [*(messages if tools else []), {"role": "assistant", "content": answer}]
+
+
+def _call(task: Task, messages: list[dict], words: str, name: str, arguments: dict) -> ToolResult:
+    """Add an assistant message with one tool call, and the tool's answer; returns the tool's result."""
+    call_id = f"call_{len(messages) // 2}"
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"type": "function", "id": call_id, "function": function}
+    messages.append({"role": "assistant", "content": words, "tool_calls": [call]})
+    result = run_tool(task, name, arguments)
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": result.text})
+    return result
+
+
+def _intro(task: Task, legs: list[dict], explain: str, chance: random.Random) -> str:
+    if explain == "none":
+        return ""
+    if explain == "plan":
+        avoid = list(dict.fromkeys(name for leg in legs for name in leg.get("avoid") or ()))
+        visits = [f"{leg['goal_region']} {float(leg.get('hold_until') or 0.0)}" for leg in legs]
+        return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
+    order = _say(chance, ORDER, order=", then ".join(leg["goal_region"] for leg in legs) or "nowhere")
+    if explain == "normal":
+        return order
+    needs = [f"{i}. {_english(formula)}" for i, formula in enumerate(task.formulas, 1)]
+    return "\n".join(["What the formulas ask for:", *needs, order])
+
+
+def _leg_words(leg: dict, first: bool, waits: bool, chance: random.Random) -> str:
+    details = [_say(chance, LEAVE, t=decimal(leg["t_start"]))] if waits else []
+    if leg.get("avoid"):
+        details.append(_say(chance, KEEP_OUT, names=" and ".join(leg["avoid"])))
+    if leg.get("hold_until"):
+        details.append(_say(chance, HOLD, t=decimal(leg["hold_until"])))
+    listed = "".join(f", {detail}" for detail in details)
+    return _say(chance, FIRST_LEG if first else LEG, region=leg["goal_region"], details=listed)
+
+
+def _say(chance: random.Random, variants: tuple[str, ...], **values: str) -> str:
+    return chance.choice(variants).format(**values)
+
+
+def _english(node: Formula) -> str:
+    """A formula in words."""
+    if isinstance(node, In | Out):
+        return f"{'be inside' if isinstance(node, In) else 'keep out of'} {node.region}"
+    if isinstance(node, And | Or):
+        return (", and " if isinstance(node, And) else ", or ").join(map(_english, node.args))
+    window = f"[{decimal(node.a)}, {decimal(node.b)}]"
+    if isinstance(node, Until):
+        return f"{_english(node.right)} within {window}, and until then {_english(node.left)}"
+    return f"{'at some time of' if isinstance(node, F) else 'all through'} {window}: {_english(node.arg)}"

@@ -6,6 +6,7 @@ Every model gets the same two messages; they describe the world and the task and
 import json
 import math
 
+from stl.formula import decimal
 from stl.monitor import Verdict, Violation, check
 from stl.world import Rect, Task
 
@@ -28,7 +29,8 @@ a position with a later time. After the last waypoint the robot stays where it i
 Formulas. Every formula must hold at time 0. Windows [a,b] are counted from the moment at which their formula is \
 evaluated, and both ends are included.
 - in(R): the whole body is inside region R, so xmin + r <= x <= xmax - r, and likewise for y.
-- out(R): the body does not overlap region R; touching its edge counts as out. A body partly inside R is neither in nor out.
+- out(R): the body does not overlap region R; touching its edge counts as out. A body partly inside R is \
+neither in nor out.
 - p & q: both hold. p | q: at least one holds.
 - F[a,b] p: p holds at some moment of the window. F[5,20] in(A): be inside A at some time from 5 to 20.
 - G[a,b] p: p holds during the whole window. G[0,30] out(B): keep out of B until time 30.
@@ -56,7 +58,8 @@ fails; answer. A message without a tool call is taken as your final one.
 WITHOUT_TOOLS = """\
 How to work. Reason about geometry first: keep the centre at least r away from every obstacle on each straight \
 segment, and go round obstacles by way of points that are at least r away from their corners in x and in y. Then \
-reason about timing: a segment of length d takes at least d / v_max seconds, and waits must fit the windows. Then answer.
+reason about timing: a segment of length d takes at least d / v_max seconds, and waits must fit the windows. \
+Then answer.
 """
 
 
@@ -70,8 +73,8 @@ def user_prompt(task: Task) -> str:
     space, robot = task.workspace, task.robot
     lines = [
         f"Workspace: {_rect(space)}",
-        f"Robot: half-width r = {_number(robot.half_width)}, v_max = {_number(robot.v_max)}, "
-        f"start = [{_number(robot.start[0])}, {_number(robot.start[1])}]",
+        f"Robot: half-width r = {decimal(robot.half_width)}, v_max = {decimal(robot.v_max)}, "
+        f"start = [{decimal(robot.start[0])}, {decimal(robot.start[1])}]",
     ]
     for title, named in (("Obstacles", task.obstacles), ("Regions", task.regions)):
         lines += ["", f"{title}:"] + ([f"- {name}: {_rect(rect)}" for name, rect in named.items()] or ["- none"])
@@ -124,9 +127,5 @@ def _shape_problem(waypoints: object) -> str | None:
 
 
 def _rect(rect: Rect) -> str:
-    return "[" + ", ".join(_number(v) for v in (rect.xmin, rect.ymin, rect.xmax, rect.ymax)) + "]"
+    return "[" + ", ".join(decimal(v) for v in rect) + "]"
 
-
-def _number(value: float) -> str:
-    """The shortest decimal that reads back as the same number: 0.1, 12, 3.25."""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
