@@ -4,7 +4,7 @@ Two formats stand behind one interface. QwenChat speaks a pretrained model's own
 folder. CompactChat is a vocabulary of a few hundred words for the small model that is trained from scratch: the same
 tasks, tools and grading with numbers in two tokens. In both, a conversation is only ever appended to:
 
-    ids = chat.prompt(task); ids += sampled turn; ids += chat.tool_turn(results); ids += sampled turn; ...
+    ids = chat.prompt(task); ids += sampled turn; ids += chat.tool_turn(answers); ids += sampled turn; ...
 """
 import json
 import re
@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from stl import formula
 from stl.prompts import system_prompt, user_prompt
-from stl.tools import TOOLS, ToolResult
+from stl.tools import TOOLS
 from stl.world import Task
 
 KINDS = {name: schema for tool in TOOLS for name, schema in tool["function"]["parameters"]["properties"].items()}
@@ -112,10 +112,9 @@ class QwenChat:
                     {"role": "user", "content": self.plain(user_prompt(task))}]
         return self._encode(self._render(messages, True))
 
-    def tool_turn(self, results: list[ToolResult]) -> list[int]:
-        """What stands between a turn's stop token and the next turn: the tool answers, and its opening."""
-        texts = self.between.join(self.plain(result.text.strip()) for result in results)
-        return self._encode(self.before + texts + self.after)
+    def tool_turn(self, answers: list[str]) -> list[int]:
+        """What stands between a turn's stop token and the next turn: the tools' answers, and its opening."""
+        return self._encode(self.before + self.between.join(self.plain(text.strip()) for text in answers) + self.after)
 
     def assistant(self, message: dict) -> list[int]:
         """The ids that sampling would have had to produce to say `message`, the stop token included."""
@@ -248,14 +247,14 @@ class CompactChat:
         words += [prefix(tree) for tree in task.formulas]
         return self._encode(" ".join([*words, "<turn>"]))
 
-    def tool_turn(self, results: list[ToolResult]) -> list[int]:
-        return self._encode(" ".join([f"<tool> {self._result(result)}" for result in results] + ["<turn>"]))
+    def tool_turn(self, answers: list[str]) -> list[int]:
+        return self._encode(" ".join([f"<tool> {self._answer(text)}" for text in answers] + ["<turn>"]))
 
-    def _result(self, result: ToolResult) -> str:
-        """Waypoints in just the form in which the answer needs them; of other answers only whether it is good news."""
+    def _answer(self, text: str) -> str:
+        """Of a tool's answer the waypoints, just as the final answer needs them; else only whether it is good news."""
+        found = re.search(r"^waypoints: (.*)$", text, re.MULTILINE)
         try:
-            return " ".join(number(v) for point in result.waypoints for v in point) if result.waypoints else (
-                "ok" if result.ok else "error")
+            return " ".join(self._flat(json.loads(found[1]))) if found else "ok" if text.startswith(GOOD_NEWS) else "error"
         except ChatError:
             return "error"
 

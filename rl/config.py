@@ -23,7 +23,8 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    name: str = "tiny"  # names the run folder: runs/NAME
+    name: str = "run"  # names the run folder: runs/NAME
+    about: str = ""  # what the run does and how long it takes, said at its start
     seed: int = 0
 
     # The policy

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from rl.episode import Episode
 from rl.sampler import Completion, make_seed
 from stl.prompts import grade
-from stl.tools import ToolResult, run_tool
+from stl.tools import call_tool
 from stl.world import Task
 
 
@@ -27,12 +27,7 @@ def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[
         episode.append(prompt)
         episode.messages.append({"role": "prompt", "content": chat.text(prompt)})
         ask(sampler, key, episode, config)
-    left = 0
-    while left < len(episodes):
-        for key, episode in enumerate(episodes[left:], left):  # in order: the first one still going
-            if episode.ending is None:
-                break
-            left = key + 1
+    while any(episode.ending is None for episode in episodes):
         for completion in sampler.step():
             episode = episodes[completion.key]
             take_turn(chat, episode, completion, config)
@@ -73,25 +68,36 @@ def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
         if turn.calls:
             answer_calls(chat, episode, turn.calls, config)
         else:
-            answered = "<answer>" in turn.content and "</answer>" in turn.content
-            episode.end("answer" if answered else "no answer", grade(episode.task, turn.content))
+            finish(episode, turn.content)
+
+
+def finish(episode: Episode, text: str) -> None:
+    """Grade the final message. A fault of the grader's own is counted as the ending "error", and costs one reward."""
+    try:
+        verdict = grade(episode.task, text)
+    except Exception as error:  # train.py stops a run in which this is not rare
+        episode.messages.append({"role": "error", "content": f"{type(error).__name__}: {error}"})
+        episode.end("error")
+        return
+    answered = "<answer>" in text and "</answer>" in text
+    episode.end("answer" if answered else "no answer", verdict)
 
 
 def answer_calls(chat, episode: Episode, calls: list, config) -> None:
     """Run a turn's calls in order and append their answers, unless they no longer fit."""
-    results = []
+    answers = []
     for i, call in enumerate(calls):
         if i >= config.max_turn_calls:
-            result = ToolResult(f"not run: at most {config.max_turn_calls} calls a turn", False, None)
+            text = f"Error: not run, a turn has at most {config.max_turn_calls} calls."
         elif call.error:
-            result = ToolResult(f"error: {call.error}", False, None)
+            text = f"Error: {call.error}."
         elif not config.tools:
-            result = ToolResult("error: there are no tools in this task; answer directly", False, None)
+            text = "Error: there are no tools here; answer directly."
         else:
-            result = run_tool(episode.task, call.name, call.arguments, config.tool_manner)
-        results.append(result)
-        episode.messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": result.text})
-    ids = chat.tool_turn(results)
+            text = call_tool(episode.task, call.name, call.arguments, config.tool_manner)
+        answers.append(text)
+        episode.messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": text})
+    ids = chat.tool_turn(answers)
     if len(episode.ids) + len(ids) >= config.max_tokens:
         episode.end("tokens")  # the budget counts tool text too, and never overflows
     else:

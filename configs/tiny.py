@@ -1,0 +1,52 @@
+"""The small run: a model of 0.9M parameters, trained from scratch on a laptop's CPU, learns to plan with tools.
+
+It imitates the scripted expert (with some noise) until it solves a third of held-out tasks, then GRPO goes on from there
+with the same code that trains the 9B model. The recipe was found by trial; docs/log.md has what did not work.
+"""
+from rl.config import Config
+
+config = Config(
+    name="tiny",
+    about="a planner from scratch: imitation of the expert, then GRPO; about 15 minutes on 2 CPU cores",
+    # A Qwen3-type decoder, all attention
+    architecture={"model_type": "qwen3", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
+                  "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "rope_theta": 1000.0,
+                  "tie_word_embeddings": False},
+    chat="compact",
+    dtype="float32",
+    device="cpu",
+    # Rooms with two or three timed visits
+    mix={"L0": 5000},
+    eval_mix={"L0": 128},
+    max_turns=6,
+    max_tokens=448,
+    max_turn_tokens=160,
+    max_turn_calls=2,
+    # Imitation: first whole conversations, since copying must come first; then half the batch is about the plan alone
+    sft_steps=1600,
+    sft_batch=16,
+    sft_optimizer="muon",
+    sft_lr=3e-3,
+    sft_muon_lr=0.02,
+    sft_warmup=30,
+    sft_decay=0.4,
+    sft_noise=0.25,
+    sft_lesson=680,
+    sft_tasks=12_000,
+    sft_eval_every=50,
+    sft_stop=0.33,
+    # GRPO on a LoRA of the frozen weights
+    lora_rank=16,
+    lora_alpha=32.0,
+    steps=24,
+    tasks_per_step=24,
+    samples=8,
+    optimizer_steps=2,
+    lr=4e-3,
+    betas=(0.9, 0.99),
+    weight_decay=0.0,
+    micro_tokens=16_384,
+    head_chunk=8192,
+    eval_every=6,
+    sampler_slots=192,
+)

@@ -1,0 +1,78 @@
+"""A policy ready to play: model, adapter, chat format and sampler, as a config, a run folder or a model folder has them."""
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model import lora
+from model.checkpoint import load_adapter
+from model.qwen import ModelConfig, Qwen
+from rl.chat import CompactChat, QwenChat, open_chat
+from rl.config import Config, ConfigError, from_json, replace
+from rl.episode import Episode
+from rl.rollout import new_episodes, rollout
+from rl.run import latest_checkpoint, read_settings
+from rl.sampler import Sampler, open_sampler
+from stl.world import Task
+
+
+@dataclass
+class Policy:
+    config: Config
+    chat: CompactChat | QwenChat
+    model: Qwen
+    adapter: lora.Adapter | None
+    sampler: Sampler
+
+    def play(self, tasks: list[Task], samples: int, seed: tuple, temperature: float | None = None,
+             progress: Callable[[Episode], None] | None = None) -> list[Episode]:
+        """`samples` ended episodes of each task, a task's side by side. All luck comes from `seed`, task and sample."""
+        self.sampler.temperature = self.config.temperature if temperature is None else temperature
+        try:
+            return rollout(self.sampler, self.chat, new_episodes(tasks, samples, *seed), self.config, progress)
+        finally:
+            self.sampler.release()
+
+
+def make_policy(config: Config, folder: str | Path | None = None, adapter: bool = False) -> Policy:
+    """The policy with the weights of the model `folder`, or with the random ones that `config` describes if None.
+
+    With `adapter` the weights are frozen and a fresh LoRA is laid on them; without, all weights are trainable.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': this machine has no CUDA device; say --device=cpu")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    chat = open_chat(config, folder)
+    dtype = getattr(torch, config.dtype)
+    if folder:
+        model = Qwen.from_folder(folder, dtype=dtype, device=config.device)
+    else:
+        shape = ModelConfig.from_json(config.architecture | {"vocab_size": chat.size})
+        model = Qwen.random(shape, config.seed).to(config.device, dtype)
+    laid = None
+    if adapter:
+        laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
+    return Policy(config, chat, model, laid, open_sampler(config, model, chat))
+
+
+def load_policy(folder: str | Path, **changes) -> Policy:
+    """The policy of a run folder (its newest checkpoint) or of a model folder, with some settings changed.
+
+    Raises ConfigError or CheckpointError in one line: no such folder, nothing in it yet, or nothing that can be loaded.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give a run folder or a model folder")
+    if not (folder / "metrics.jsonl").exists() and not (folder / "checkpoints").exists():
+        return make_policy(replace(Config(model=str(folder), mix={"L1": 1}, eval_mix={"L1": 1}), **changes), folder)
+    config = replace(from_json(read_settings(folder)), **changes)
+    last, base = latest_checkpoint(folder), latest_checkpoint(folder, "sft")
+    if last is None:
+        raise ConfigError(f"{folder}: has no checkpoint yet")
+    policy = make_policy(config, base.folder if base else config.model, adapter=last.stage == "grpo")
+    if last.stage == "grpo":
+        load_adapter(policy.adapter, last.folder)
+        policy.sampler.load(last.step)
+    return policy

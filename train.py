@@ -1,0 +1,276 @@
+"""Train a planner: imitate the scripted expert (where the config says so), then improve by GRPO on exact rewards.
+
+    python train.py                          the small run of configs/tiny.py, on a laptop's CPU
+    python train.py --config l8.py           the main run, on one H100
+    python train.py --steps=40 --lr=2e-5     any setting of rl/config.py can be changed by --key=value
+
+Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
+"""
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from model.checkpoint import adapter_files, model_files
+from model.optim import AdamW, Chain, Muon
+from rl import report
+from rl.config import Config, load_config
+from rl.episode import Episode
+from rl.grpo import advantages
+from rl.learner import Learner
+from rl.policy import Policy, make_policy
+from rl.run import Run
+from rl.sampler import make_seed
+from rl.tasks import TaskStream, demonstrations, held_out
+from stl.world import Task
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="tiny.py", help="a Python file, or the name of one in configs/")
+    parser.add_argument("--new", action="store_true", help="begin a new run beside the finished or unfinished one")
+    parser.add_argument("--force", action="store_true", help="go on with a run although its settings have changed")
+    args, overrides = parser.parse_known_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a spot machine's warning stops us like Ctrl-C
+    run = None
+    try:
+        config = load_config(args.config, overrides)
+        run = Run.open(config, new=args.new, force=args.force)
+        if run.finished:
+            print(f"{run.folder} is finished; see it in {run.folder}/curves.png, or give --new for another run")
+            return 0
+        print(f"{run.folder}: {config.about}" if config.about else run.folder)
+        if config.sft_steps:
+            imitate(config, run)
+        if config.steps:
+            reinforce(config, run)
+        report.curves(run.rows(), run.folder / "curves.png")
+        run.finish()
+        print(f"done: curves in {run.folder}/curves.png; try python sample.py --policy {run.folder}")
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return 1
+    except ValueError as error:  # a user's mistake, said in one line; a fault of ours is another kind of exception
+        if type(error) is ValueError:
+            raise
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if run:
+            run.close()
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------- imitation
+
+
+@dataclass
+class Demonstration:
+    """A conversation to imitate, as rollouts would have recorded it."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    plan_end: int = 0  # where the first turn's plan, before its first call, ends
+
+    def append(self, ids: list[int], own: bool) -> None:
+        self.ids += ids
+        self.mask += [int(own)] * len(ids)
+
+    def plan_only(self) -> "Demonstration":
+        """The lesson that is about deciding alone: what comes after the plan is copying."""
+        return Demonstration(self.ids[:self.plan_end], self.mask[:self.plan_end])
+
+
+def encode(policy: Policy, demonstration: dict) -> Demonstration:
+    """The ids and mask that a rollout would have recorded, had the policy said the demonstration's words."""
+    chat, messages = policy.chat, demonstration["messages"]
+    encoded = Demonstration()
+    encoded.append(chat.prompt(Task.from_json(demonstration["task"])), own=False)
+    opening = messages[0]["content"].partition("<answer>")[0]
+    encoded.plan_end = len(encoded.ids) + len(chat.assistant({"content": opening})) - 1
+    answers = []
+    for message in messages:
+        if message["role"] == "tool":
+            answers.append(message["content"])
+            continue
+        if answers:
+            encoded.append(chat.tool_turn(answers), own=False)
+            answers = []
+        encoded.append(chat.assistant(message), own=True)
+    return encoded
+
+
+def imitate(config: Config, run: Run) -> None:
+    """The supervised stage: all weights of a random model, or of config.model, learn the expert's conversations."""
+    policy = make_policy(config, config.model or None)
+    learner = Learner(policy.model, list(policy.model.parameters()), sft_optimizer(config, policy.model), config,
+                      config.device, policy.chat.size)
+    last, step, stopped = run.latest("sft"), 0, False
+    if last:
+        load_weights(policy.model, last.tensors("model"))
+        learner.optimizer.load(last.tensors("optimizer"))
+        step, stopped = last.step, last.state["stopped"]
+    if stopped or step == config.sft_steps:
+        return
+    run.rewind("sft", step)
+    data = [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)]
+    tasks = held_out(config.eval_mix)
+    saved = time.monotonic()
+    bar = tqdm(total=config.sft_steps, initial=step, desc="imitation", unit="step")
+    while step < config.sft_steps and not stopped:
+        began = time.monotonic()
+        learner.optimizer.scale_lr(rate(config, step))
+        stats = learner.sft_step(sft_batch(config, data, step))
+        step += 1
+        run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}})
+        bar.set_postfix(loss=f"{stats['loss']:.3f}")
+        bar.update()
+        if config.sft_eval_every and step >= config.sft_lesson and step % config.sft_eval_every == 0:
+            stopped = evaluate(policy, run, tasks, "sft", step, config.temperature) >= config.sft_stop
+        if stopped or step == config.sft_steps or time.monotonic() - saved > config.checkpoint_seconds:
+            save_model(run, policy, learner, step, {"stopped": stopped})
+            saved = time.monotonic()
+    bar.close()
+    evaluate(policy, run, tasks, "sft", step, 0.0)
+
+
+def sft_optimizer(config: Config, model) -> AdamW | Chain:
+    """AdamW; or Muon for the matrices inside the layers and AdamW for embeddings, head and vectors."""
+    def adamw(params):
+        return AdamW(params, config.sft_lr, config.betas, weight_decay=0.0)
+
+    if config.sft_optimizer == "adamw":
+        return adamw(list(model.parameters()))
+    inside = {name: p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2}
+    rest = [p for name, p in model.named_parameters() if name not in inside]
+    return Chain(Muon(list(inside.values()), config.sft_muon_lr), adamw(rest))
+
+
+def rate(config: Config, step: int) -> float:
+    """The share of the full learning rate at a supervised step: linear warm-up, flat, linear decay."""
+    left = (config.sft_steps - step) / max(1.0, config.sft_decay * config.sft_steps)
+    return min(1.0, (step + 1) / max(1, config.sft_warmup), left)
+
+
+def sft_batch(config: Config, data: list[Demonstration], step: int) -> list[Demonstration]:
+    """The demonstrations of a step: seeded shuffles of all, one after the other; half of them plans in the lesson."""
+    size, first = len(data), step * config.sft_batch
+    batch = []
+    for i in range(first, first + config.sft_batch):
+        order = np.random.default_rng((config.seed, i // size)).permutation(size)
+        batch.append(data[order[i % size]])
+    if config.sft_lesson and step >= config.sft_lesson:
+        batch[::2] = [demonstration.plan_only() for demonstration in batch[::2]]
+    return batch
+
+
+# -------------------------------------------------------------------------------------------- reinforcement (GRPO)
+
+
+def reinforce(config: Config, run: Run) -> None:
+    """GRPO: sample groups of episodes, grade them exactly, move the adapter towards what beat its group's mean."""
+    base, last = run.latest("sft"), run.latest("grpo")
+    policy = make_policy(config, base.folder if base else config.model or None, adapter=True)
+    optimizer = AdamW(policy.adapter.parameters(), config.lr, config.betas, weight_decay=config.weight_decay)
+    learner = Learner(policy.model, policy.adapter.parameters(), optimizer, config, config.device, policy.chat.size)
+    step = last.step if last else 0
+    if last:
+        load_adapter(policy.adapter, last.folder)
+        optimizer.load(last.tensors("optimizer"))
+        policy.sampler.load(step)
+    run.rewind("grpo", step)
+    stream, tasks = TaskStream(config.mix, config.split, config.seed), held_out(config.eval_mix)
+    bar = tqdm(total=config.steps, initial=step, desc="grpo", unit="step")
+    while step < config.steps:
+        step += 1
+        row = grpo_step(config, run, policy, learner, stream, step)
+        save_adapter(run, policy, learner, step)
+        run.log(row)
+        bar.write(report.step_line(row))
+        bar.update()
+        if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
+            evaluate(policy, run, tasks, "grpo", step, config.temperature)
+    bar.close()
+    evaluate(policy, run, tasks, "grpo", step, 0.0)
+
+
+def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int) -> dict:
+    """One step, phase by phase; returns the row of the log."""
+    clock = Clock()
+    with clock("sample"):
+        episodes = run.read_episodes(step)  # finished before a kill: only the update is done again
+        if episodes is None:
+            batch = stream.batch(step - 1, config.tasks_per_step)
+            with tqdm(total=len(batch) * config.samples, desc="episodes", leave=False) as bar:
+                episodes = policy.play(batch, config.samples, (config.seed, "grpo", step), progress=lambda e: bar.update())
+            run.write_episodes(step, episodes)
+    check_errors(episodes)
+    groups = [episodes[i:i + config.samples] for i in range(0, len(episodes), config.samples)]
+    batches = [[e for group in part for e in group] for part in split(groups, config, step)]
+    gains = [advantages_of(batch, config) for batch in batches]
+    with clock("old_logprobs"):  # all of them before the first optimizer step
+        old = [learner.old_logprobs(batch, gain) for batch, gain in zip(batches, gains, strict=True)]
+    with clock("update"):
+        stats = [learner.grpo_step(*parts) for parts in zip(batches, gains, old, strict=True)]
+    with clock("sync"):
+        policy.sampler.load(step)
+    return {"stage": "grpo", "step": step, **report.summarize(episodes), "learner": stats, "time": clock.seconds}
+
+
+def split(groups: list[list[Episode]], config: Config, step: int) -> list[list[list[Episode]]]:
+    """The step's groups, shuffled and dealt into the optimizer batches; a group stays whole."""
+    order = np.random.default_rng((config.seed, step)).permutation(len(groups))
+    return [[groups[i] for i in part] for part in np.array_split(order, config.optimizer_steps)]
+
+
+def advantages_of(batch: list[Episode], config: Config) -> list[float]:
+    """Each episode's advantage within its own group."""
+    rewards = [episode.reward for episode in batch]
+    return [float(a) for i in range(0, len(batch), config.samples)
+            for a in advantages(rewards[i:i + config.samples], config.advantage_std)]
+
+
+def check_errors(episodes: list[Episode]) -> None:
+    """Stop a run whose grader fails on more than one episode in twenty: its rewards would mean nothing."""
+    failed = [episode for episode in episodes if episode.ending == "error"]
+    if len(failed) > 0.05 * len(episodes):
+        raise RuntimeError(f"the grader failed on {len(failed)} of {len(episodes)} episodes, first with: "
+                           f"{failed[0].messages[-1]['content']}")
+
+
+# ------------------------------------------------------------------------------------------------------------ both
+
+
+def evaluate(policy: Policy, run: Run, tasks: list[Task], stage: str, step: int, temperature: float) -> float:
+    """Held-out success, one episode a task, logged; training's state and random numbers are untouched."""
+    began = time.monotonic()
+    with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
+        episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda e: bar.update())
+    row = {"stage": "eval", "of": stage, "step": step, "temperature": temperature, **report.summarize(episodes)}
+    run.log(row | {"time": {"seconds": time.monotonic() - began}})
+    tqdm.write(report.eval_line(row))
+    return row["reward"]
+
+
+class Clock:
+    """Seconds spent in named phases."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())
