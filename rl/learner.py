@@ -86,13 +86,15 @@ class Learner:
         """One step of imitation: loss is the mean of -log p over the batch's masked tokens. Returns what to log."""
         counts = [sum(item.mask) for item in batch]
         tokens = sum(counts)
-        totals = np.zeros(2)
+        loss_sum = entropy_sum = 0.0
         for micro in self._packs(batch, [i for i, count in enumerate(counts) if count]):
             logp, entropy = self._forward(micro)
             loss = -logp.sum() / tokens
             loss.backward()
-            totals += float(loss.detach()), float(entropy.sum())
-        return {"loss": totals[0], "entropy": totals[1] / max(tokens, 1), "tokens": tokens, **self._step(tokens > 0)}
+            loss_sum += float(loss.detach())
+            entropy_sum += float(entropy.sum())
+        stats = {"loss": loss_sum, "entropy": entropy_sum / max(tokens, 1), "tokens": tokens}
+        return stats | self._step(tokens > 0)
 
     def old_logprobs(self, episodes: Sequence[Item], advantages: Sequence[float] | None = None) -> list[Tensor | None]:
         """The model's log-probs of each episode's masked tokens before the update: fp32 [masked tokens] on the CPU.
@@ -179,7 +181,7 @@ class Learner:
         hidden = self.model(micro.ids, micro.cu_seqlens).index_select(0, micro.sources)
         c = self.config
         return token_logprobs(
-            hidden, self.model.head.weight, micro.targets, c.head_chunk, n_vocab=self.n_vocab, temperature=c.temperature
+            hidden, self.model.head_weight, micro.targets, c.head_chunk, n_vocab=self.n_vocab, temperature=c.temperature
         )
 
     def _step(self, anything: bool) -> dict[str, float]:
