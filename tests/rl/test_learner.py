@@ -19,7 +19,11 @@ class Toy(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.embed, self.before, self.head = nn.Embedding(VOCAB, 8), nn.Linear(8, 8), nn.Linear(8, VOCAB, bias=False)
-        self.head_weight, self.tokens_seen = self.head.weight, 0
+        self.tokens_seen = 0
+
+    @property
+    def head_weight(self):
+        return self.head.weight
 
     def forward(self, ids, cu_seqlens):
         self.tokens_seen += len(ids)
