@@ -1,10 +1,9 @@
 """Shortest paths of a translating square among axis-aligned rectangles, exactly.
 
-The body (a square of half-width r) is shrunk to its centre and every obstacle grows by r on each side (the Minkowski
-sum of a rectangle and a square is a rectangle). What is left is a point among OPEN rectangles: touching is allowed, a
-gap of exactly 2r is a line that can be passed, and so is the point where two grown corners meet. A shortest path
-bends only at corners of grown rectangles, so A* on the visibility graph of these corners finds it
-(de Berg et al., Computational Geometry, ch. 15; Hart, Nilsson and Raphael 1968).
+The body (a square of half-width r) is shrunk to its centre and every obstacle grows by r on each side. What is left is
+a point among OPEN rectangles: touching is allowed, a gap of exactly 2r is a line that can be passed, and so is the
+point where two grown corners meet. A shortest path bends only at corners of grown rectangles, so A* on the visibility
+graph of these corners finds it (de Berg et al., Computational Geometry, ch. 15; Hart, Nilsson and Raphael 1968).
 
 Numbers mean the decimals that are written. They are scaled to integers and every test of a segment against a
 rectangle is an integer predicate, held in float64 or int64 while the products fit and in Python's integers beyond.
@@ -36,8 +35,10 @@ from stl.world import Rect, Task
 
 LATEST = 1e6  # s; times up to here keep microseconds in a double
 FINEST = 20  # decimals of a map that are told apart
+EAGER = 400  # up to so many corners, all edges are found at once
 START, GOAL = -2, -1  # ids in the search, beside those of the corners
-Point = tuple[int, int]  # on the map's integer grid
+XY = Sequence[float]  # x, y in metres
+Point = tuple[int, int]  # x, y on the map's integer grid
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 on that grid
 
 
@@ -51,9 +52,8 @@ class Path:
     note: str = ""
 
 
-def plan_path(task: Task, start: Sequence[float], t_start: float = 0, goal_region: str | None = None,
-              goal_point: Sequence[float] | None = None, avoid: Sequence[str] = (),
-              hold_until: float | None = None) -> Path | None:
+def plan_path(task: Task, start: XY, t_start: float = 0, goal_region: str | None = None, goal_point: XY | None = None,
+              avoid: Sequence[str] = (), hold_until: float | None = None) -> Path | None:
     """Shortest collision-free path at full speed from `start` (m) to a region or a point; None where there is none.
 
     It departs at `t_start` (s), keeps out of the regions in `avoid` (touching is allowed), and waits at the goal until
@@ -64,17 +64,16 @@ def plan_path(task: Task, start: Sequence[float], t_start: float = 0, goal_regio
     return find_path(task, start, t_start, goal_region, goal_point, avoid, hold_until)[0]
 
 
-def find_path(task: Task, start: Sequence[float], t_start: float = 0, goal_region: str | None = None,
-              goal_point: Sequence[float] | None = None, avoid: Sequence[str] = (),
-              hold_until: float | None = None) -> tuple[Path | None, str]:
+def find_path(task: Task, start: XY, t_start: float = 0, goal_region: str | None = None, goal_point: XY | None = None,
+              avoid: Sequence[str] = (), hold_until: float | None = None) -> tuple[Path | None, str]:
     """As plan_path, with the reason where there is no path: (path, "") or (None, reason)."""
-    start, t_start = _point(start, "start"), _time(t_start, "t_start")
-    hold_until = None if hold_until is None else _time(hold_until, "hold_until")
+    start, t_start = _point(start, "start"), _number(t_start, "t_start", 0, LATEST)
+    hold_until = math.nan if hold_until is None else _number(hold_until, "hold_until", 0, LATEST)
     if (goal_region is None) == (goal_point is None):
         raise ValueError("give either goal_region or goal_point, and only one of them")
     if isinstance(avoid, str | bytes) or not isinstance(avoid, Sequence):
         raise ValueError(f"avoid must be a list of region names, not {brief(avoid)}")
-    grown = grown_map(task)
+    grown = prepared(task)
     avoid = list(dict.fromkeys(_region(task, name, "avoid") for name in avoid))
     if goal_region is None:
         name, goal = "the goal point", grown.snap(_point(goal_point, "goal_point")) * 2
@@ -92,22 +91,17 @@ def find_path(task: Task, start: Sequence[float], t_start: float = 0, goal_regio
     return None, f"the obstacles leave no way from the start to {name}"
 
 
-def grown_map(task: Task) -> GrownMap:
-    """The task's map, ready for queries; kept for the maps used last."""
-    return _grown_map(task.workspace, task.robot.half_width, tuple(task.obstacles.items()), tuple(task.regions.items()))
-
-
-@lru_cache(maxsize=64)
-def _grown_map(*content) -> GrownMap:
-    return GrownMap(*content)
+def prepared(task: Task) -> GrownMap:
+    """The task's map, ready for queries; the maps used last are kept."""
+    return _prepared(task.workspace, task.robot.half_width, tuple(task.obstacles.items()), tuple(task.regions.items()))
 
 
 class GrownMap:
     """A map's grown rectangles and their corners in integers, `scale` to the metre.
 
     `boxes` [m, 4] holds the grown obstacles, then the grown regions, which count as obstacles only where a query
-    avoids them. A corner's edges are worked out at its first use and kept: each carries, as bits, which avoided regions
-    close it, so that another avoid list costs nothing.
+    avoids them. Each edge between corners carries, as bits, which avoided regions close it, so that another avoid list
+    costs nothing. On very large maps a corner's edges are found at its first use.
     """
 
     def __init__(self, workspace: Rect, half_width: float, obstacles: tuple[tuple[str, Rect], ...],
@@ -162,20 +156,30 @@ class GrownMap:
         n = len(self.region)
         self.bits = np.array([1 << i for i in range(n)], np.int64 if n < 63 else object)
         self.rows: list[list[tuple[int, float, int]] | None] = [None] * len(corners)
+        if len(corners) <= EAGER:
+            self._find_edges(range(len(corners)))
 
     def edges(self, v: int) -> list[tuple[int, float, int]]:
         """Taut edges of corner v: (corner, metres, lock). A lock's low bits are the regions that close the edge while
         they are avoided, its high bits the region that must be avoided for the other end to be a corner at all."""
         if self.rows[v] is None:
-            d = self.xy - self.xy[v]
-            turn = np.sign(d[:, 0]) * np.sign(d[:, 1])
-            ends = np.flatnonzero((turn * self.slope >= 0) & (turn * self.slope[v] >= 0) & (d != 0).any(1))
-            hits = _hits(self.xy[v][None], self.xy[ends], self.boxes)
-            ends, hits = (a[~hits[:, :self.n_obstacles].any(1)] for a in (ends, hits))
-            locks = hits[:, self.n_obstacles:] @ self.bits
-            self.rows[v] = [(w, metres, int(lock) | self.owner[w] << len(self.region)) for w, metres, lock
-                            in zip(ends.tolist(), _metres(d[ends], self.scale).tolist(), locks, strict=True)]
+            self._find_edges([v])
         return self.rows[v]
+
+    def _find_edges(self, corners: Sequence[int]) -> None:
+        d = self.xy - self.xy[corners, None]  # [corners, n, 2]
+        turn = np.sign(d[..., 0]) * np.sign(d[..., 1])
+        taut = (turn * self.slope >= 0) & (turn * self.slope[corners, None] >= 0) & (d != 0).any(-1)
+        v, w = np.nonzero(taut)
+        metres = np.hypot(*d[v, w].astype(float).T) / self.scale
+        v = np.array(corners)[v]
+        free = ~_hits(self.xy[v], self.xy[w], self.boxes[: self.n_obstacles]).any(1)
+        v, w, metres = v[free], w[free], metres[free]
+        locks = _hits(self.xy[v], self.xy[w], self.boxes[self.n_obstacles :]) @ self.bits
+        for i in corners:
+            self.rows[i] = []
+        for i, j, length, lock in zip(v.tolist(), w.tolist(), metres.tolist(), locks.tolist(), strict=True):
+            self.rows[i].append((j, length, lock | self.owner[j] << len(self.region)))
 
     def shortest(self, start: Point, goal: Box, avoid: Sequence[str]) -> list[Point] | None:
         """Points of a shortest path from a free point into the rectangle `goal` (A*), or None."""
@@ -190,9 +194,8 @@ class GrownMap:
             parent[v] = back
             if v == GOAL:
                 return self._unwind(parent, start, end[back][1])
-            if v in end:
-                total = cost + end[v][0]
-                heapq.heappush(heap, (total, total, GOAL, v))
+            if end[v][0] < math.inf:
+                heapq.heappush(heap, (cost + end[v][0], 0.0, GOAL, v))
             for w, metres, lock in first if v == START else self.edges(v):
                 if w not in parent and not lock & closed and cost + metres < best.get(w, math.inf):
                     best[w] = cost + metres
@@ -200,8 +203,8 @@ class GrownMap:
         return None
 
     def _ends(self, start: Point, goal: Box, avoided: int) -> tuple[list, dict, dict]:
-        """The query's own edges: from the start to corners, as in edges(); {corner or START: (metres, goal point)}, the
-        best visible one; and for each corner its distance to the goal rectangle, which A* uses as its bound."""
+        """The query's own edges: from the start to corners, as in edges(); {START or corner: (metres, goal point)} to
+        the nearest point it sees; and each corner's distance to the goal rectangle, which A* uses as its bound."""
         n = self.n_obstacles
         boxes = self.boxes[[*range(n), *(n + i for i in range(len(self.region)) if avoided >> i & 1)]]
         corners = [v for v, owner in enumerate(self.owner) if not owner & ~avoided]
@@ -210,26 +213,28 @@ class GrownMap:
         ends = np.stack([near, *(np.broadcast_to(np.array(c, self.dtype), xy.shape) for c in _crossings(boxes, goal))])
         tails = np.concatenate([np.broadcast_to(xy[:1], xy.shape), np.broadcast_to(xy, ends.shape).reshape(-1, 2)])
         heads = np.concatenate([xy, ends.reshape(-1, 2)])
-        n, free, metres = len(xy), ~_hits(tails, heads, boxes).any(1), _metres(heads - tails, self.scale)
-        first = [(corners[i - 1], metres[i], 0) for i in np.flatnonzero(free[1:n]) + 1]
+        free, metres = ~_hits(tails, heads, boxes).any(1), np.hypot(*(heads - tails).astype(float).T) / self.scale
+        n, ids = len(xy), [START, *corners]
+        first = [(ids[i], metres[i], 0) for i in np.flatnonzero(free[:n]) if i]
         to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [1 + crossings, 1 + corners]
-        ids, choice = [START, *corners], to_goal.argmin(0)
-        reached = np.flatnonzero(to_goal.min(0) < math.inf)
-        end = {ids[i]: (to_goal[choice[i], i], tuple(map(int, ends[choice[i], i]))) for i in reached}
+        end = {ids[i]: (to_goal[k, i], tuple(map(int, ends[k, i]))) for i, k in enumerate(to_goal.argmin(0))}
         return first, end, dict(zip(ids, metres[n : 2 * n], strict=True))
 
     def _unwind(self, parent: dict[int, int], start: Point, end: Point) -> list[Point]:
-        """The points of the path that A* found, without repeated ones and ones on the straight way between others."""
+        """The points of the path that A* found, without those that lie straight between their neighbours."""
         points, v = [end], parent[GOAL]
         while v != START:
             points.append(self.points[v])
             v = parent[v]
-        points = [p for p, before in zip(points, [*points[1:], start], strict=True) if p != before] + [start]
-        for i in range(len(points) - 2, 0, -1):
-            (ax, ay), (bx, by), (cx, cy) = points[i - 1 : i + 2]
-            if (bx - ax) * (cy - by) == (by - ay) * (cx - bx):
-                del points[i]
-        return points[::-1]
+        way = []
+        for x, y in [*points, start]:
+            if len(way) > 1:
+                (ax, ay), (bx, by) = way[-2:]
+                if (bx - ax) * (y - by) == (by - ay) * (x - bx):
+                    way.pop()
+            if way[-1:] != [(x, y)]:
+                way.append((x, y))
+        return way[::-1]
 
 
 def _hits(p: np.ndarray, q: np.ndarray, boxes: np.ndarray) -> np.ndarray:
@@ -257,14 +262,7 @@ def _crossings(boxes: np.ndarray, goal: Box) -> list[Point]:
     return [p for p in sorted(found) if not any(_covers(box, p * 2) for box in near)]
 
 
-def _metres(d: np.ndarray, scale: int) -> np.ndarray:
-    """Lengths in metres of integer vectors [n, 2]."""
-    d = d.astype(float)
-    return np.hypot(d[:, 0], d[:, 1]) / scale
-
-
-def _timed(grown: GrownMap, points: list[Point], start: tuple[float, float], t_start: float,
-           hold_until: float | None, v_max: float) -> Path:
+def _timed(grown: GrownMap, points: list[Point], start: XY, t_start: float, hold_until: float, v_max: float) -> Path:
     """Put times to the points: full speed, each duration rounded up to the map's part of a second."""
     time, length, waypoints = _decimal(t_start), 0.0, [[t_start, *start]]
     for (x, y), (to_x, to_y) in zip(points, points[1:], strict=False):
@@ -274,26 +272,22 @@ def _timed(grown: GrownMap, points: list[Point], start: tuple[float, float], t_s
         length += math.sqrt(square) / grown.scale
         waypoints.append([float(time), to_x / grown.scale, to_y / grown.scale])
     arrival, note = float(time), ""
-    if hold_until is not None and hold_until > arrival:
+    if hold_until > arrival:
         waypoints.append([hold_until, *waypoints[-1][1:]])
-    elif hold_until is not None and hold_until < arrival:
+    elif hold_until < arrival:
         note = f"hold_until {hold_until} is before the arrival at {arrival}, so there is no waiting."
-    return Path(length, waypoints, arrival, note)
+    return Path(length, waypoints, arrival, note)  # a hold_until of nan compares as neither
 
 
 def _blocked(grown: GrownMap, start: Point, goal: Box, name: str, avoid: Sequence[str]) -> str:
     """Why the start or the goal alone rules a path out, or ""."""
-    x0, y0, x1, y1 = (x / grown.scale for x in grown.inside)
-    place = f"the body must stay in the workspace, so its centre in x [{x0}, {x1}], y [{y0}, {y1}]"
-    if not _meets(grown.inside, start):
-        return f"the start is outside: {place}"
-    if name in grown.region:
-        box, width = grown.grown[grown.n_obstacles + grown.region[name]], 2 * grown.radius
-        if min(box[2] - box[0], box[3] - box[1]) < 2 * width:
-            return f"the body, {width / grown.scale} m wide, does not fit into {name}"
-    if goal[0] > goal[2] or goal[1] > goal[3] or not _meets(grown.inside, goal[:2]):
-        return f"{name} is outside: {place}"
+    x0, y0, x1, y1 = grown.inside
     for what, spot in (("the start", start * 2), (name, goal)):
+        if spot[0] > spot[2] or spot[1] > spot[3]:
+            return f"the body, {2 * grown.radius / grown.scale} m wide, does not fit into {name} inside the workspace"
+        if not (x0 <= spot[0] and y0 <= spot[1] and spot[2] <= x1 and spot[3] <= y1):
+            x, y = (f"{c} in [{a / grown.scale}, {b / grown.scale}]" for c, a, b in (("x", x0, x1), ("y", y0, y1)))
+            return f"the body at {what} is not inside the workspace, which asks for {x} and {y}"
         for i, box in enumerate(grown.grown):
             kind = "obstacle" if i < grown.n_obstacles else "avoided region"
             if _covers(box, spot) and (i < grown.n_obstacles or grown.names[i] in avoid):
@@ -306,30 +300,20 @@ def _covers(box: Box, spot: Box) -> bool:
     return box[0] < spot[0] and box[1] < spot[1] and spot[2] < box[2] and spot[3] < box[3]
 
 
-def _meets(box: Box, point: Point) -> bool:
-    return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]
-
-
 def _decimal(x: float) -> Decimal:
     return Decimal(repr(float(x)))
 
 
-def _number(x: object, what: str) -> float:
-    if isinstance(x, bool) or not isinstance(x, Real) or not abs(x) < 1e9:
-        raise ValueError(f"{what} must be a finite number, not {brief(x)}")
+def _number(x: object, what: str, low: float = -1e9, high: float = 1e9) -> float:
+    if isinstance(x, bool) or not isinstance(x, Real) or not low <= x <= high:
+        raise ValueError(f"{what} must be a number between {low:.0f} and {high:.0f}, not {brief(x)}")
     return float(x)
 
 
-def _point(value: object, what: str) -> tuple[float, float]:
+def _point(value: object, what: str) -> XY:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
         raise ValueError(f"{what} must be two numbers [x, y] in metres, not {brief(value)}")
-    return _number(value[0], f"x of {what}"), _number(value[1], f"y of {what}")
-
-
-def _time(value: object, what: str) -> float:
-    if not 0 <= _number(value, what) <= LATEST:
-        raise ValueError(f"{what} must be between 0 and {LATEST:.0f} s, not {brief(value)}")
-    return float(value)
+    return tuple(_number(x, f"{axis} of {what}") for axis, x in zip("xy", value, strict=True))
 
 
 def _region(task: Task, name: object, what: str) -> str:
@@ -338,3 +322,6 @@ def _region(task: Task, name: object, what: str) -> str:
     kind = "is an obstacle, not a region" if isinstance(name, str) and name in task.obstacles else "is not a region"
     valid = ", ".join(task.regions) or "none"
     raise ValueError(f"{what}: {brief(name)} {kind}{nearest(name, task.regions)}; the regions are: {valid}")
+
+
+_prepared = lru_cache(maxsize=64)(GrownMap)
