@@ -15,7 +15,7 @@ CHUNK = 64  # tokens that the chunked delta rule takes at once
 
 
 @cache
-def _have(module: str) -> bool:
+def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
@@ -23,128 +23,120 @@ class Rows:
     """The shape of a packed batch: how many tokens each row brings, and how many it has seen before (`past`)."""
 
     def __init__(self, lengths: list[int], device: torch.device | str = "cpu", past: list[int] | None = None):
-        self.lengths, self.past, self.device = lengths, past or [0] * len(lengths), torch.device(device)
-        self.longest = max(lengths, default=0)
-        self.even = min(lengths, default=0) == self.longest  # equally long rows need no padding, only a view
-        counts = torch.tensor(lengths, dtype=torch.long)
-        self.starts = F.pad(counts.cumsum(0), (1, 0))  # [n+1], on the CPU like all planning
-        self.row = torch.repeat_interleave(torch.arange(len(lengths)), counts)  # [T], the row of each token
-        self.offset = torch.arange(int(self.starts[-1])) - self.starts[self.row]  # [T], its place among the new
-        self.positions = (torch.tensor(self.past)[self.row] + self.offset).to(self.device)  # [T], in the whole row
-        self.cu_seqlens = self.starts.to(self.device, torch.int32)
+        self.lengths, self.past, self.device = torch.tensor(lengths), torch.tensor(past or [0] * len(lengths)), device
+        self.longest, self.reach = max(lengths), int((self.lengths + self.past).max())
+        self.even = min(lengths) == self.longest  # equally long rows need no padding, only a view
+        self.starts = F.pad(self.lengths.cumsum(0), (1, 0))  # [n+1], on the CPU like all planning
+        self.row = torch.repeat_interleave(torch.arange(len(lengths)), self.lengths)  # [T], the row of each token
+        self.offset = torch.arange(int(self.starts[-1])) - self.starts[self.row]  # [T], its place among the new tokens
+        self.positions = (self.past[self.row] + self.offset).to(device)  # [T], its place in the whole row
+        self.cu_seqlens = self.starts.to(device, torch.int32)
 
-    def _tokens(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
+    def _tokens(self, rows: Tensor, first: Tensor | int, width: int) -> Tensor:
         """Token indices [rows, width] from place `first` of each row on; the row's last token stands for padding."""
-        index = self.starts[rows, None] + first[:, None] + torch.arange(width)
-        return torch.minimum(index, self.starts[rows + 1, None] - 1).clamp(min=0)
+        index = (self.starts[rows] + first)[:, None] + torch.arange(width)
+        return torch.minimum(index, self.starts[rows + 1, None] - 1).clamp(min=0).to(self.device)
 
     @cached_property
-    def padded(self) -> Tensor:
-        """[n, longest] token indices."""
-        n = len(self.lengths)
-        return self._tokens(torch.arange(n), torch.zeros(n, dtype=torch.long), self.longest).to(self.device)
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Token indices [n, longest], and the place of each token in that grid, flattened [T]."""
+        place = self.row * self.longest + self.offset
+        return self._tokens(torch.arange(len(self.lengths)), 0, self.longest), place.to(self.device)
 
     @cached_property
     def groups(self) -> tuple[list[Tensor], Tensor]:
         """Rows of similar length together, so that little is padded: a list of token indices [rows, width]; and [T],
         where each token lies once the groups are flattened and joined."""
-        lengths = torch.tensor(self.lengths)
-        order = [i for i in lengths.argsort(descending=True).tolist() if self.lengths[i]]
-        groups, base, first, begin = [], torch.zeros(len(lengths), dtype=torch.long), 0, 0
-        for j in range(1, len(order) + 1):
-            width = self.lengths[order[first]]
-            if j == len(order) or self.lengths[order[j]] < 0.7 * width:
-                rows = torch.tensor(order[first:j])
-                groups.append(self._tokens(rows, torch.zeros_like(rows), width).to(self.device))
+        order = self.lengths.argsort(descending=True)
+        lengths = self.lengths[order].tolist()
+        groups, base, first, begin = [], torch.zeros_like(order), 0, 0
+        for j in range(1, len(lengths) + 1):
+            if j == len(lengths) or lengths[j] < 0.7 * lengths[first]:
+                rows, width = order[first:j], lengths[first]
+                groups.append(self._tokens(rows, 0, width))
                 base[rows] = begin + torch.arange(len(rows)) * width
                 begin, first = begin + len(rows) * width, j
         return groups, (base[self.row] + self.offset).to(self.device)
 
     @cached_property
+    def visible(self) -> Tensor:
+        """[n, longest, reach]: which tokens of the whole row each new token sees in a cache."""
+        last = self.past[:, None] + torch.arange(self.longest)
+        return (torch.arange(self.reach) <= last[:, :, None]).to(self.device)
+
+    @cached_property
     def chunks(self) -> tuple[Tensor, Tensor, list[int], Tensor, Tensor]:
         """The chunk grid of the delta rule. Each row is padded to whole chunks; the chunks lie ordered by their number
-        within the row, longer rows first, so that the k-th chunks of all rows that have one are neighbours.
+        within the row, rows with more chunks first, so that the k-th chunks of all rows are neighbours.
 
         Returns token indices [N, C]; which of them are real [N, C]; for each k the number of rows with a k-th chunk;
         the place of each token in the flattened grid [T]; and the order of the rows [n]."""
-        lengths, width = torch.tensor(self.lengths), min(CHUNK, self.longest)
-        count = -(-lengths // width)
+        width = min(CHUNK, self.longest)
+        count = -(-self.lengths // width)
         order = count.argsort(descending=True, stable=True)
         active = [int((count > k).sum()) for k in range(int(count.max()))]
         first = F.pad(torch.tensor(active).cumsum(0), (1, 0))
-        rank = torch.cat([torch.arange(a) for a in active])
-        step = torch.repeat_interleave(torch.arange(len(active)), torch.tensor(active))
-        rows, rank_of = order[rank], order.argsort()
-        valid = step[:, None] * width + torch.arange(width) < lengths[rows, None]
-        place = (first[self.offset // width] + rank_of[self.row]) * width + self.offset % width
-        index = self._tokens(rows, step * width, width)
-        return index.to(self.device), valid.to(self.device), active, place.to(self.device), order.to(self.device)
+        rows = order[torch.cat([torch.arange(a) for a in active])]
+        begin = torch.repeat_interleave(torch.arange(len(active)), torch.tensor(active)) * width
+        valid = begin[:, None] + torch.arange(width) < self.lengths[rows, None]
+        place = (first[self.offset // width] + order.argsort()[self.row]) * width + self.offset % width
+        index = self._tokens(rows, begin, width)
+        return index, valid.to(self.device), active, place.to(self.device), order.to(self.device)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
     """Causal attention within each row. q [T, H, D]; k, v [T, Hkv, D], H a multiple of Hkv. Returns [T, H, D]."""
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
-        return _attention_cuda(q, k, v, rows)
-    if k.shape[1] < q.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-
-    def one(index: Tensor | None) -> Tensor:
-        grid = [x.unflatten(0, (-1, rows.longest)) if index is None else x[index] for x in (q, k, v)]  # [n, L, H, D]
-        q_, k_, v_ = (x.transpose(1, 2) for x in grid)
-        return F.scaled_dot_product_attention(q_, k_, v_, is_causal=True).transpose(1, 2).flatten(0, 1)
-
-    if rows.even:
-        return one(None)
-    groups, place = rows.groups
-    return torch.cat([one(index) for index in groups])[place]
-
-
-def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
-    cu, longest = rows.cu_seqlens, rows.longest
-    if _have("flash_attn"):
+    cu, longest, repeats = rows.cu_seqlens, rows.longest, q.shape[1] // k.shape[1]
+    half = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
+    if half and installed("flash_attn"):
         from flash_attn import flash_attn_varlen_func
 
         return flash_attn_varlen_func(q, k, v, cu, cu, longest, longest, causal=True)
-    from torch.nn.attention.varlen import varlen_attn
+    if repeats > 1:
+        k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
+    if half:
+        from torch.nn.attention.varlen import varlen_attn
 
-    if k.shape[1] < q.shape[1]:  # repeated, as torch before 2.12 has no grouped heads here
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    return varlen_attn(q, k, v, cu, cu, longest, longest, window_size=(-1, 0))
+        return varlen_attn(q, k, v, cu, cu, longest, longest, window_size=(-1, 0))
+
+    def padded(index: Tensor | None) -> Tensor:
+        grid = (x.unflatten(0, (-1, longest)) if index is None else x[index] for x in (q, k, v))  # [n, L, H, D] each
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in grid), is_causal=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    if rows.even:
+        return padded(None)
+    groups, place = rows.groups
+    return torch.cat([padded(index) for index in groups])[place]
 
 
 def cached_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
     """Attention of a few new tokens a row over all that the row has seen, themselves included.
 
-    q [T, H, D]; k, v [n, Hkv, M, D] hold the new tokens already, M >= past + new of every row. Returns [T, H, D]."""
-    heads, length = k.shape[1], k.shape[2]
-    grid = q.unflatten(0, (-1, rows.longest)) if rows.even else q[rows.padded]  # [n, S, H, D]
-    n, s, h, d = grid.shape
-    # The heads that share a key head become more queries of that head, so that nothing is repeated.
+    q [T, H, D]; k, v [n, Hkv, reach, D] hold the new tokens already. Returns [T, H, D]."""
+    grid = q.unflatten(0, (-1, rows.longest)) if rows.even else q[rows.padded[0]]
+    (n, s, h, d), heads = grid.shape, k.shape[1]  # [n, S, H, D]
+    # The heads that share a key head become more queries of that head, so that no key is repeated.
     grid = grid.view(n, s, heads, h // heads, d).permute(0, 2, 3, 1, 4).reshape(n, heads, -1, d)
-    last = torch.tensor(rows.past, device=q.device)[:, None] + torch.arange(s, device=q.device)
-    mask = torch.arange(length, device=q.device) <= last[:, :, None]  # [n, S, M]
-    out = F.scaled_dot_product_attention(grid, k, v, attn_mask=mask[:, None].repeat(1, 1, h // heads, 1))
+    mask = rows.visible[:, None].repeat(1, 1, h // heads, 1)
+    out = F.scaled_dot_product_attention(grid, k, v, attn_mask=mask)
     out = out.view(n, heads, h // heads, s, d).permute(0, 3, 1, 2, 4).reshape(n * s, h, d)
-    return out if rows.even else out[(rows.row * s + rows.offset).to(q.device)]
+    return out if rows.even else out[rows.padded[1]]
 
 
 def causal_conv(x: Tensor, weight: Tensor, rows: Rows, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Depthwise causal convolution within each row. x [T, C], weight [C, K], state [n, K-1, C]: the inputs before the
     row's first (zeros if None). Returns [T, C] and the last K-1 inputs of each row [n, K-1, C]."""
+    # Each row is led by its K-1 earlier inputs in one buffer; the sum over taps is then K shifted slices of it.
     n, before = len(rows.lengths), weight.shape[1] - 1
-    if state is None:
-        state = x.new_zeros(n, before, x.shape[1])
-    # Each row is led by its K-1 earlier inputs; then the sum over taps is K shifted slices of one buffer.
-    shift = torch.arange(n) * before
-    lead = (rows.starts[:-1] + shift)[:, None] + torch.arange(before)  # [n, K-1]
-    own = torch.arange(len(x)) + shift[rows.row]  # [T], where each token's first tap lies
+    lead = (rows.starts[:-1] + torch.arange(n) * before)[:, None] + torch.arange(before)  # [n, K-1] places
+    own = torch.arange(len(x)) + rows.row * before  # [T], the place of each token's first tap
     source = torch.empty(len(x) + n * before, dtype=torch.long)
-    source[lead] = torch.arange(n * before).view(n, before)
-    source[own + before] = n * before + torch.arange(len(x))
-    buffer = torch.cat([state.flatten(0, 1).to(x.dtype), x])[source.to(x.device)]
-    taps = len(buffer) - before
-    out = sum(buffer[j : j + taps] * weight[:, j] for j in range(before + 1))
-    return out[own.to(x.device)], buffer[(lead + torch.tensor(rows.lengths)[:, None]).to(x.device)]
+    source[lead], source[own + before] = torch.arange(n * before).view(n, before), torch.arange(len(x)) + n * before
+    earlier = x.new_zeros(n * before, x.shape[1]) if state is None else state.flatten(0, 1).to(x.dtype)
+    buffer = torch.cat([earlier, x])[source.to(x.device)]
+    out = sum(buffer[j : len(buffer) - before + j] * weight[:, j] for j in range(before + 1))
+    return out[own.to(x.device)], buffer[(lead + rows.lengths[:, None]).to(x.device)]
 
 
 def delta_rule(
@@ -158,21 +150,20 @@ def delta_rule(
     None). Returns o [T, H, Dv] in v's dtype and the states after each row's last token."""
     if state is None:
         state = v.new_zeros(len(rows.lengths), v.shape[1], k.shape[2], v.shape[2], dtype=torch.float32)
-    if rows.longest == 1 and rows.even:
+    if rows.even and rows.longest == 1:
         return _delta_step(q, k, v, g, beta, state)
-    if q.is_cuda and _have("fla"):
+    if q.is_cuda and installed("fla"):
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-        q, k, v, g, beta = (x[None] for x in (q, k, v, g, beta))
-        o, state = chunk_gated_delta_rule(
-            q, k, v, g, beta, initial_state=state, output_final_state=True, cu_seqlens=rows.cu_seqlens.long()
-        )
+        q, k, v, g, beta = (x[None] for x in (q.to(v.dtype), k.to(v.dtype), v, g, beta))
+        more = {"initial_state": state, "output_final_state": True, "cu_seqlens": rows.cu_seqlens.long()}
+        o, state = chunk_gated_delta_rule(q, k, v, g, beta, **more)
         return o[0], state
     return _delta_chunks(q, k, v, g, beta, rows, state)
 
 
 def _delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token a row: T = n."""
+    """One token a row, T = n: the recurrence as it is written above."""
     q, k = q.float() * q.shape[-1] ** -0.5, k.float()
     state = state * g.float().exp()[..., None, None]
     error = v.float() - (k.unsqueeze(-2) @ state).squeeze(-2)  # [n, H, Dv]
@@ -185,29 +176,26 @@ def _delta_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Chunk by chunk, with matrix products: within a chunk the writes depend on each other through a unit triangular
     system, which is solved for all chunks at once; then the state goes from chunk to chunk."""
+    dtype = v.dtype
     index, valid, active, place, order = rows.chunks
     q, k, v, g, beta = (x.float()[index].transpose(1, 2) for x in (q, k, v, g, beta))  # [N, H, C, ...]
     g, beta = (x * valid[:, None] for x in (g, beta))  # padding neither decays nor writes
-    q = q * q.shape[-1] ** -0.5
-    decay = g.cumsum(-1)  # log of the decay from the chunk's start, this token's included
+    decay = g.cumsum(-1)  # log of the decay since the chunk's start, this token's included
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()  # [..., i, j]: j to i
-    system = (beta.unsqueeze(-1) * k) @ k.mT * between  # its diagonal is taken as one
-    rhs = beta.unsqueeze(-1) * torch.cat([v, k * decay.exp().unsqueeze(-1)], dim=-1)
-    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
+    since, until = decay.exp().unsqueeze(-1), (decay[..., -1:] - decay).exp().unsqueeze(-1)
+    beta, q = beta.unsqueeze(-1), q * q.shape[-1] ** -0.5
+    system, rhs = (beta * k) @ k.mT * between, beta * torch.cat([v, k * since], dim=-1)
+    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)  # the diagonal counts as one
     new, seen = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    within = q @ k.mT * between
-    q = q * decay.exp().unsqueeze(-1)
-    k = k * (decay[..., -1:] - decay).exp().unsqueeze(-1)
-    whole = decay[..., -1].exp()[..., None, None]
-
+    within, q, k = q @ k.mT * between, q * since, k * until
     state, out, done, begin = state[order], [], [], 0
     for count in active:
         at, begin = slice(begin, begin + count), begin + count
         done.append(state[count:])  # rows that have ended
         state = state[:count]
-        write = new[at] - seen[at] @ state  # what the state does not yet say
+        write = new[at] - seen[at] @ state  # what the state does not say yet
         out.append(q[at] @ state + within[at] @ write)
-        state = state * whole[at] + k[at].mT @ write
+        state = state * since[at, :, -1:] + k[at].mT @ write
     final = torch.cat([state, *reversed(done)])[order.argsort()]
-    return torch.cat(out).transpose(1, 2).flatten(0, 1)[place].to(v.dtype), final
+    return torch.cat(out).transpose(1, 2).flatten(0, 1)[place].to(dtype), final
