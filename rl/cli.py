@@ -1,0 +1,150 @@
+"""What sample.py and eval.py share: a policy chosen by name, policies without a network, and how a script ends."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl.episode import Episode
+from rl.run import newest_run
+from stl import expert
+from stl.levels import LEVELS
+from stl.prompts import grade
+from stl.world import Task
+
+if TYPE_CHECKING:
+    from rl.policy import Policy
+
+SCRIPTED = ("expert", "naive")
+POLICY_HELP = "expert, naive, or a run folder or model folder (default: the newest run in runs/, else expert)"
+
+
+class UsageError(ValueError):
+    """A script was asked for something that cannot be: the message says what and what would be right."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line; `doc` is a script's docstring."""
+
+    def __init__(self, name: str, doc: str):
+        super().__init__(name, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def run_script(name: str, work: Callable[[], None]) -> int:
+    """Do `work` and return the exit code: 0, 2 for a user's mistake (one line), 1 if interrupted.
+
+    Mistakes are subclasses of ValueError and files that cannot be used; what else is raised is a fault of ours.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to stop
+    try:
+        work()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        if type(error) is ValueError:
+            raise
+        print(f"{name}: {printable(str(error)).replace(chr(10), ' ')}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def printable(text: str) -> str:
+    """`text` with every control, format and other invisible character but the newline spelt out."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def temperature(text: str) -> float:
+    """For argparse. 0 takes the likeliest token."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number from 0 to 100")
+    return value
+
+
+def natural(low: int) -> Callable[[str], int]:
+    """For argparse: whole numbers from `low` on."""
+    def read(text: str) -> int:
+        if not text.isdecimal() or len(text) > 18 or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of at least {low}")
+        return int(text)
+    return read
+
+
+def check_level(name: str) -> str:
+    """The level's name. Raises UsageError."""
+    if name not in LEVELS:
+        raise UsageError(f"--level: unknown level {name!r}; the levels are {', '.join(LEVELS)}")
+    return name
+
+
+def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)) -> None:
+    """Raise UsageError, before any work is done, if the file that an option asks for cannot be written."""
+    if file and not file.lower().endswith(endings):
+        raise UsageError(f"{option} {file}: the name must end in one of {', '.join(endings)}")
+    if file and not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"{option} {file}: there is no such folder")
+
+
+class Scripted:
+    """The expert or the naive baseline behind the interface of rl.policy.Policy; nothing is left to luck."""
+
+    config = None
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def play(self, tasks: list[Task], samples: int, seed: tuple = (), temperature: float | None = None,
+             progress: Callable[[Episode], None] | None = None) -> list[Episode]:
+        """As Policy.play; an episode has messages but no tokens."""
+        episodes = []
+        for group, task in enumerate(tasks):
+            messages = self._messages(task)
+            content = messages[-1]["content"]
+            for sample in range(samples):
+                episode = Episode(task, 0, group, sample, messages=messages,
+                                  turns=sum(message["role"] == "assistant" for message in messages))
+                episode.end("answer" if "<answer>" in content else "no answer", grade(task, content))
+                episodes.append(episode)
+                if progress:
+                    progress(episode)
+        return episodes
+
+    def _messages(self, task: Task) -> list[dict]:
+        if self.name == "naive":
+            path = expert.naive(task)
+            content = "There is no path to some region." if path is None else f"<answer>{path}</answer>"
+            return [{"role": "assistant", "content": content}]
+        if task.plan is None:
+            raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy naive or a folder")
+        try:
+            return expert.solve(task)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
+
+
+def open_policy(name: str | None) -> Policy | Scripted:
+    """The policy called `name`: POLICY_HELP says how. torch is imported only for one with a network."""
+    folder = name or newest_run()
+    if folder in (None, *SCRIPTED):
+        return Scripted(folder or "expert")
+    if not Path(folder).is_dir():
+        raise UsageError(f"--policy: no folder {str(folder)!r}; give expert, naive, a run folder or a model folder")
+    import torch
+
+    from rl.policy import load_policy
+
+    return load_policy(folder, **({} if torch.cuda.is_available() else {"device": "cpu"}))

@@ -1,0 +1,104 @@
+"""Plan one task and show everything: the conversation with its tool calls and their answers, the verdict, a picture.
+
+    python sample.py                                    a task of the newest run's own level, by the newest run
+    python sample.py --policy expert --level L1 --seed 3 --draw out.png
+    python sample.py --policy runs/tiny --task my_task.json --temperature 0
+
+--level and --seed name a task of the evaluation set (its number there; beyond its end come fresh tasks), and what a
+model says is what eval.py got for it. Without a run in runs/ the scripted expert plans.
+"""
+import json
+import sys
+
+from rl import cli
+from rl.cli import printable
+from rl.episode import Episode
+from stl.levels import make_task
+from stl.monitor import check
+from stl.prompts import read_answer, user_prompt
+from stl.world import Task
+
+COLOURS = {"assistant": "36", "tool": "33", "good": "32", "bad": "31", "dim": "2", "bold": "1"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = cli.Parser("sample.py", __doc__)
+    parser.add_argument("--policy", metavar="P", help=cli.POLICY_HELP)
+    parser.add_argument("--level", metavar="L", help="L0 to L8 (default: the run's own level, else L1)")
+    parser.add_argument("--seed", type=cli.natural(0), default=0, metavar="N", help="number of the task (default 0)")
+    parser.add_argument("--task", metavar="FILE", help="plan the task in this JSON file instead")
+    parser.add_argument("--temperature", type=cli.temperature, metavar="T", help="of sampling (default: the run's own)")
+    parser.add_argument("--draw", metavar="FILE", help="draw map and path into a .png, .svg or .gif")
+    args = parser.parse_args(argv)
+    return cli.run_script("sample.py", lambda: plan(args))
+
+
+def plan(args) -> None:
+    """Choose task and policy, play the episode, print it and draw it."""
+    cli.check_target("--draw", args.draw, (".png", ".svg", ".gif"))
+    if args.task and args.level:
+        raise cli.UsageError("--task and --level: give one of the two")
+    level = args.level and cli.check_level(args.level)
+    task = Task.from_file(args.task) if args.task else None
+    policy = cli.open_policy(args.policy)
+    if task is None:
+        task = make_task(level or (next(iter(policy.config.eval_mix)) if policy.config else "L1"), "eval", args.seed)
+    warn_of_start(task)
+    print(paint(f"task {printable(task.id)}", "bold"))
+    print(printable(user_prompt(task)), flush=True)
+    (episode,) = policy.play([task], 1, ("eval",), args.temperature)
+    print_episode(episode)
+    if args.draw:
+        from stl.draw import draw
+
+        draw(task, read_answer(episode.messages[-1]["content"])[0], args.draw)
+        print(f"picture: {args.draw}")
+
+
+def warn_of_start(task: Task) -> None:
+    """Say so where no path can be right because the robot does not fit where it starts."""
+    for violation in check(task, [[0.0, *task.robot.start]]).violations:
+        if violation.kind in ("workspace", "collision"):
+            print(f"warning: no path can be right, as the start fails: {printable(violation.text)}", file=sys.stderr)
+
+
+def print_episode(episode: Episode) -> None:
+    """The messages in order, then how it ended and why."""
+    for message in episode.messages:
+        if message["role"] == "prompt":  # the task, as this policy reads it
+            continue
+        print("\n" + paint(message["role"], message["role"]))
+        if message.get("content"):
+            print(indent(message["content"]))
+        for call in message.get("tool_calls", ()):
+            print(paint(indent(f"{call['function']['name']}({arguments(call['function']['arguments'])})"), "bold"))
+    verdict = episode.verdict
+    print("\n" + (paint("verdict: solved", "good") if episode.reward else paint("verdict: failed", "bad")))
+    if episode.ending != "answer":
+        print(f"  the episode ended without an answer to grade: {episode.ending}")
+    elif verdict.clauses is not None:
+        for holds, formula in zip(verdict.clauses, episode.task.spec, strict=True):
+            print(f"  {paint('holds', 'good') if holds else paint('fails', 'bad')}  {formula}")
+    for violation in verdict.violations if verdict and episode.ending == "answer" else ():
+        print(indent(violation.text))
+
+
+def arguments(text: str) -> str:
+    """The JSON arguments of a call as key=value; what is not an object is shown as it is."""
+    try:
+        values = json.loads(text)
+        return ", ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    except (ValueError, AttributeError, RecursionError):
+        return text
+
+
+def indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in printable(text).split("\n"))
+
+
+def paint(text: str, colour: str) -> str:
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if sys.stdout.isatty() and colour in COLOURS else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
