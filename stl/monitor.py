@@ -1,0 +1,368 @@
+"""The exact verdict on a path, in continuous time, with reasons that a language model can act on.
+
+Between two waypoints the robot's centre moves on a straight line at constant speed, so it is inside a rectangle for one
+interval of the segment, found by clipping (Liang and Barsky, 1984); all segments are clipped against all rectangles at
+once. From this follows when each atom holds, and from that when each formula does (intervals.py). No sampling.
+
+Slack lies at the leaves alone and is always in the path's favour: rectangles are moved by 1e-6 m, each atom's intervals
+are widened by 1e-6 s once, a segment may be 1e-6 m too long for its time. intervals.py says why doubles suffice then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+
+import numpy as np
+
+from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, decimal, walk
+from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, union, until
+from stl.world import MAX_WAYPOINTS, Rect, Task
+
+SLACK = 1e-6  # metres and seconds
+MAX_TEXT = 1500  # characters of a verdict's text
+MAX_EACH = 200  # violations of one kind that a verdict lists
+MAX_SHOWN = 3  # violations of one geometric kind that its text describes
+MAX_REASONS = 8  # failing formulas that are explained
+MAX_WORK = 3_000_000  # waypoints x (obstacles + 4 x nodes of the formulas): keeps any check below a second
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One reason why a path is not a solution.
+
+    kind: "format", "collision" (segment, obstacle), "speed" (segment), "workspace" (segment) or "clause" (index).
+    Segment i joins waypoints i and i+1; index counts the task's formulas from 0.
+    """
+
+    kind: str
+    text: str
+    segment: int | None = None
+    obstacle: str | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What check found: one bool per formula in `clauses`, or None for a malformed path, where nothing is judged."""
+
+    ok: bool
+    clauses: list[bool] | None
+    violations: list[Violation]
+    text: str
+
+
+def check(task: Task, waypoints: object) -> Verdict:
+    """Judge `waypoints`, [[t, x, y], ...] in seconds and metres. Any value is accepted; errors are in the verdict."""
+    if problem := _problem(task, waypoints):
+        return malformed(problem)
+    path = np.array(waypoints, dtype=float)  # [n, 3]
+    if len(path) == 1:
+        path = path.repeat(2, axis=0)  # a robot that never moves: one segment without length
+    if "leaves" not in task.cache:
+        task.cache["leaves"] = _Leaves.of(task)
+    leaves = task.cache["leaves"]
+    with np.errstate(all="ignore"):  # absurd but finite numbers overflow; they are too fast or outside anyway
+        lo, hi = _clip(leaves.rects, path)
+        found = [_collisions(task, path, lo, hi), _speeds(task, path), _departures(task, path)]
+        violations = [v for kind in found for v in islice(kind, MAX_EACH)]
+        judge = _Judge(task, leaves.truths(path, lo, hi))
+    clauses = [holds(judge.truth(formula), 0.0) for formula in task.formulas]
+    for n, i in enumerate(i for i, true in enumerate(clauses) if not true):
+        reason = judge.never(task.formulas[i], 0.0, 0.0) if n < MAX_REASONS else "does not hold"
+        text = f"formula {i + 1}, {_cut(task.spec[i], 120)}: {_cut(reason, 320)}"
+        violations.append(Violation("clause", text, index=i))
+    return Verdict(not violations, clauses, violations, _report(path, clauses, violations))
+
+
+def malformed(problem: str) -> Verdict:
+    """The verdict on an answer that is no path at all."""
+    text = _cut(f"Malformed path: {problem}", MAX_TEXT)
+    return Verdict(False, None, [Violation("format", text)], text)
+
+
+def _problem(task: Task, waypoints: object) -> str | None:
+    """What makes `waypoints` malformed, if anything does."""
+    if not isinstance(waypoints, list | tuple) or not waypoints:
+        return f"expected a list of waypoints [[t,x,y],...], found {brief(waypoints)}"
+    if "limit" not in task.cache:
+        nodes = sum(1 for formula in task.formulas for _ in walk(formula))
+        task.cache["limit"] = min(MAX_WAYPOINTS, MAX_WORK // (len(task.obstacles) + 4 * nodes + 1))
+    if len(waypoints) > task.cache["limit"]:
+        return f"{len(waypoints)} waypoints; at most {task.cache['limit']} are allowed"
+    for i, point in enumerate(waypoints):
+        if not isinstance(point, list | tuple) or len(point) != 3:
+            return f"waypoint {i}: expected [t,x,y], found {brief(point)}"
+    if not _finite(list(chain.from_iterable(waypoints))):
+        i = next(i for i, point in enumerate(waypoints) if not _finite(point))
+        return f"waypoint {i}: t, x and y must be finite numbers, found {brief(waypoints[i])}"
+    (t, x, y), start = waypoints[0], task.robot.start
+    if abs(t) > SLACK:
+        return f"the first waypoint must be at t=0, found t={_short(t)}"
+    if max(abs(x - start[0]), abs(y - start[1])) > SLACK:
+        return f"the first waypoint must be the start, {_point((0, *start))}; found {_point(waypoints[0])}"
+    for i, (before, after) in enumerate(pairwise(point[0] for point in waypoints)):
+        if after < before:
+            return f"waypoint {i + 1}: t={_short(after)} after t={_short(before)}; times must not decrease"
+    return None
+
+
+def _finite(values: list | tuple) -> bool:
+    """Whether all are finite numbers that fit a double; booleans are no numbers here."""
+    try:
+        return set(map(type, values)) <= {int, float, np.float64} and all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond the doubles
+        return False
+
+
+def _clip(rects: np.ndarray, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each segment's line is inside each rectangle: from lo to hi, in lengths of the segment, if lo < hi.
+
+    rects [4, K]: xmin, ymin, xmax, ymax (NaN: empty); path [S+1, 3] -> lo, hi [K, S].
+    """
+    lo, hi = -math.inf, math.inf
+    for axis in (0, 1):
+        low, high, start = rects[axis, :, None], rects[axis + 2, :, None], path[:-1, axis + 1]
+        step = path[1:, axis + 1] - start
+        one, two = (low - start) / step, (high - start) / step
+        near, far = np.minimum(one, two), np.maximum(one, two)
+        still = step == 0
+        if still.any():  # between the two sides always or never
+            near[:, still] = np.where((low < start[still]) & (start[still] < high), -math.inf, math.inf)
+            far[:, still] = -near[:, still]
+        lo, hi = np.maximum(lo, near), np.minimum(hi, far)
+    return lo, hi
+
+
+@dataclass(frozen=True)
+class _Leaves:
+    """Prepared once per task: every rectangle that the centre is compared with, grown by the body and the slack."""
+
+    rects: np.ndarray  # [4, obstacles + outs + ins]; NaN where it is empty
+    outs: list[Out]
+    ins: list[In]
+
+    @classmethod
+    def of(cls, task: Task) -> _Leaves:
+        nodes = dict.fromkeys(node for formula in task.formulas for node in walk(formula))
+        outs, ins = [n for n in nodes if isinstance(n, Out)], [n for n in nodes if isinstance(n, In)]
+        by = task.robot.half_width - SLACK
+        rows = [rect.grown(by) for rect in (*task.obstacles.values(), *(task.regions[n.region] for n in outs))]
+        rows += [task.regions[n.region].grown(-by) for n in ins]
+        rects = np.array(rows, dtype=float).reshape(-1, 4).T
+        rects[:, (rects[0] >= rects[2]) | (rects[1] >= rects[3])] = math.nan
+        return cls(rects, outs, ins)
+
+    def truths(self, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> dict[Formula, Intervals]:
+        """When each atom holds. The robot rests at its last waypoint for ever: what reaches it is endless."""
+        t, n, m = path[:, 0], len(self.ins), len(self.outs)
+        enter, leave = (t[:-1] + np.clip(s, 0, 1) * np.diff(t) for s in (lo, hi))
+        end = np.append(t[1:-1], math.inf)
+        # in: of each segment the stay inside (closed)
+        a, b = lo[len(lo) - n :], hi[len(hi) - n :]
+        stay = (a <= b) & (a <= 1) & (b >= 0)
+        ins = _widened(self.ins, stay, enter[len(lo) - n :], np.where(b >= 1, end, leave[len(lo) - n :]))
+        # out: of each segment what lies before and after the stay inside (open), or all of it
+        rows = np.s_[len(lo) - n - m : len(lo) - n]
+        a, b = lo[rows], hi[rows]
+        stay = (a < b) & (a < 1) & (b > 0)
+        keep, begins, ends = (np.empty((m, 2 * len(end)), kind) for kind in (bool, float, float))
+        keep[:, ::2], begins[:, ::2], ends[:, ::2] = ~stay | (a >= 0), t[:-1], np.where(stay, enter[rows], end)
+        keep[:, 1::2], begins[:, 1::2], ends[:, 1::2] = stay & (b <= 1), leave[rows], end
+        return ins | _widened(self.outs, keep, begins, ends)
+
+
+def _widened(atoms: list, keep: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> dict[Formula, Intervals]:
+    """The kept pieces [atoms, pieces] of each atom, ordered by time: widened by the slack, joined where they touch."""
+    rows, lo, hi = np.nonzero(keep)[0], lo[keep] - SLACK, hi[keep] + SLACK
+    fresh = np.ones(len(rows) + 1, dtype=bool)  # where an interval begins; a last one beyond the end
+    fresh[1:-1] = (rows[1:] != rows[:-1]) | (lo[1:] > hi[:-1])
+    starts = np.flatnonzero(fresh)
+    sets: dict[Formula, Intervals] = {atom: [] for atom in atoms}
+    for row, a, b in zip(
+        rows[starts[:-1]].tolist(), lo[starts[:-1]].tolist(), hi[starts[1:] - 1].tolist(), strict=True
+    ):
+        sets[atoms[row]].append((a, b))
+    return sets
+
+
+def _leg(path: np.ndarray, i: int) -> str:
+    return f"segment {i}, {_point(path[i])} to {_point(path[i + 1])},"
+
+
+def _collisions(task: Task, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> Iterator[Violation]:
+    m, names, t = len(task.obstacles), list(task.obstacles), path[:, 0]
+    for i, k in np.argwhere(((lo[:m] < hi[:m]) & (lo[:m] < 1) & (hi[:m] > 0)).T).tolist():
+        begin, end = (_short(t[i] + min(max(s[k, i], 0), 1) * (t[i + 1] - t[i])) for s in (lo, hi))
+        area = _area(task.obstacles[names[k]].grown(task.robot.half_width), "()")
+        text = f"collision: {_leg(path, i)} hits {names[k]} from t={begin} to {end}; the centre must keep out of {area}"
+        yield Violation("collision", text, segment=i, obstacle=names[k])
+
+
+def _speeds(task: Task, path: np.ndarray) -> Iterator[Violation]:
+    (time, dx, dy), v_max = np.diff(path.T), task.robot.v_max
+    length = np.hypot(dx, dy)
+    for i in np.flatnonzero(~(length <= v_max * time + SLACK)).tolist():
+        rate = f"= {_short(length[i] / time[i])} m/s" if time[i] > 0 else "(a jump)"
+        text = f"speed: {_leg(path, i)} covers {_short(length[i])} m in {_short(time[i])} s {rate}; at the limit of "
+        text += f"{_short(v_max)} m/s it takes at least {_short(math.ceil(length[i] / v_max * 100) / 100)} s"
+        yield Violation("speed", text, segment=i)
+
+
+def _departures(task: Task, path: np.ndarray) -> Iterator[Violation]:
+    inner, (_, x, y) = task.workspace.grown(-task.robot.half_width), path.T
+    box = inner.grown(SLACK)
+    outside = (x < box.xmin) | (x > box.xmax) | (y < box.ymin) | (y > box.ymax)
+    for i in np.flatnonzero(outside[:-1] | outside[1:]).tolist():
+        text = f"workspace: {_leg(path, i)} leaves the workspace; the centre must stay in {_area(inner, '[]')}"
+        yield Violation("workspace", text, segment=i)
+
+
+class _Judge:
+    """When each subformula holds on one path, and why it does not where it should."""
+
+    def __init__(self, task: Task, atoms: dict[Formula, Intervals]):
+        self.task, self.atoms, self.known = task, atoms, {}
+
+    def truth(self, node: Formula) -> Intervals:
+        """The times at which a subformula holds."""
+        if isinstance(node, In | Out):
+            return self.atoms[node]
+        if id(node) not in self.known:
+            if isinstance(node, And):
+                times = self.truth(node.args[0])
+                for arg in node.args[1:]:
+                    times = intersection(times, self.truth(arg))
+            elif isinstance(node, Or):
+                times = union(*map(self.truth, node.args))
+            elif isinstance(node, F):
+                times = eventually(self.truth(node.arg), node.a, node.b)
+            elif isinstance(node, G):
+                times = always(self.truth(node.arg), node.a, node.b)
+            else:
+                times = until(self.truth(node.left), self.truth(node.right), node.a, node.b)
+            self.known[id(node)] = times
+        return self.known[id(node)]
+
+    def within(self, node: Formula, lo: float, hi: float) -> Intervals:
+        return intersection(self.truth(node), [(lo, hi)])
+
+    def never(self, node: Formula, lo: float, hi: float) -> str:
+        """Why `node` holds at no time of [lo, hi]."""
+        if isinstance(node, Or):
+            return "; ".join(self.never(arg, lo, hi) for arg in node.args)
+        if isinstance(node, F):
+            return self.never(node.arg, lo + node.a, hi + node.b)
+        if isinstance(node, G) and lo == hi:
+            return self.broken(node.arg, lo + node.a, lo + node.b)
+        # a part that never holds where it is needed says it all
+        needs = [(arg, lo, hi) for arg in node.args] if isinstance(node, And) else []
+        if isinstance(node, G | Until):
+            needs = [(node.arg if isinstance(node, G) else node.right, lo + node.a, hi + node.b)]
+        for need in needs:
+            if not self.within(*need):
+                return self.never(*need)
+        if isinstance(node, Until) and lo == hi:
+            first = self.within(*needs[0])[0][0]
+            return f"{_name(node.right)} first holds at t={_short(first)} but {self.broken(node.left, lo, first)}"
+        if isinstance(node, G):
+            needs = [(node.arg, lo + node.a, hi + node.a)]
+        text = f"{_name(node)} {'never holds within' if lo < hi else 'does not hold at'} {_span(lo, hi)}"
+        return "; ".join([text, *(self.when(*need) for need in needs or [(node, lo, hi)])])
+
+    def broken(self, node: Formula, lo: float, hi: float) -> str:
+        """Why `node` does not hold at all times of [lo, hi]."""
+        if lo == hi:
+            return self.never(node, lo, hi)
+        if isinstance(node, And):
+            return "; ".join(self.broken(arg, lo, hi) for arg in node.args if gaps(self.truth(arg), lo, hi))
+        if isinstance(node, G):
+            return self.broken(node.arg, lo + node.a, hi + node.b)
+        missing = gaps(self.truth(node), lo, hi)
+        spans = ", ".join(_span(*gap, "()") for gap in missing[:3]) + (" and later" if len(missing) > 3 else "")
+        text = f"{_name(node)} must hold throughout {_span(lo, hi)} but fails during {spans}"
+        if isinstance(node, In | Out):
+            return text
+        t = sum(missing[0]) / 2
+        return f"{text}; at t={_short(t)}: {self.never(node, t, t)}"
+
+    def when(self, node: Formula, lo: float, hi: float) -> str:
+        """When `node` holds, near [lo, hi] first."""
+        times = [(max(a, 0.0) + SLACK, b - SLACK) for a, b in self.truth(node) if b >= 0]
+        if times:
+            near = sorted(times, key=lambda span: max(span[0] - hi, lo - span[1]))[:3]
+            more = f" and {len(times) - 3} times more" if len(times) > 3 else ""
+            return f"{_name(node)} holds at {', '.join(_inward(*span) for span in sorted(near))}{more}"
+        text = f"{_name(node)} holds at no time of the path"
+        if isinstance(node, In):
+            inner = self.task.regions[node.region].grown(-self.task.robot.half_width)
+            fits = inner.xmin <= inner.xmax and inner.ymin <= inner.ymax
+            text += (
+                f" (the centre must be in {_area(inner, '[]')})" if fits else " (the region is smaller than the body)"
+            )
+        return text
+
+
+def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) -> str:
+    """What check_path answers: a line of counts, then the first problems of each kind, then what holds."""
+    if not violations:
+        end = f"The path ends at t={_short(path[-1, 0])} in ({_short(path[-1, 1])}, {_short(path[-1, 2])})."
+        return f"Correct: no collision, within the workspace and the speed limit, {len(clauses)} formulas hold. {end}"
+    names = {
+        "collision": "collisions",
+        "speed": "segments too fast",
+        "workspace": "segments outside",
+        "clause": "formulas",
+    }
+    counts = Counter(v.kind for v in violations)
+    head = ", ".join(f"{n}{'+' if n == MAX_EACH else ''} {names[kind]}" for kind, n in counts.items())
+    lines = [f"Not a solution: {head} of {len(clauses)} fail." if counts["clause"] else f"Not a solution: {head}."]
+    for kind, n in counts.items():
+        shown = MAX_REASONS if kind == "clause" else MAX_SHOWN
+        lines += [v.text for v in violations if v.kind == kind][:shown]
+        lines += [f"... and {n - shown} more {names[kind]}"] if n > shown else []
+    held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
+    lines += [f"formulas that hold: {_cut(held, 200)}"] if held else []
+    return _cut("\n".join(lines), MAX_TEXT)
+
+
+def _short(value: float) -> str:
+    """A number as people write it: at most 3 decimals, more only where it is not zero but would print as zero."""
+    if abs(value) >= 1e9 or 0 < abs(value) < 5e-4:
+        return f"{value:.3g}"
+    return decimal(round(value, 3) + 0.0)  # + 0.0: no -0
+
+
+def _point(waypoint: np.ndarray) -> str:
+    return f"[{','.join(map(_short, waypoint))}]"
+
+
+def _area(rect: Rect, brackets: str) -> str:
+    left, right = brackets
+    x, y = ((_short(lo), _short(hi)) for lo, hi in ((rect.xmin, rect.xmax), (rect.ymin, rect.ymax)))
+    return f"x {left}{x[0]},{x[1]}{right}, y {left}{y[0]},{y[1]}{right}"
+
+
+def _span(lo: float, hi: float, brackets: str = "[]") -> str:
+    left, right = brackets
+    return f"{left}{_short(lo)},{_short(hi)}{right}" if lo < hi else f"t={_short(lo)}"
+
+
+def _inward(lo: float, hi: float) -> str:
+    """A stretch of truth rounded to 0.01 s so that both printed ends lie in it, unless it is shorter than that."""
+    low = math.ceil(lo * 100 - 1e-4) / 100
+    high = math.floor(hi * 100 + 1e-4) / 100 if hi < math.inf else math.inf
+    if low > high:
+        low, high = round(lo, 6), round(hi, 6)
+    return f"[{_short(low)},{_short(high)}]" if high < math.inf else f"[{_short(low)},end]"
+
+
+def _name(node: Formula) -> str:
+    return _cut(str(node), 80)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
