@@ -20,14 +20,12 @@ def clip_grad_norm(params: list[Tensor], max_norm: float | None) -> float:
 class _Optimizer:
     """What both optimizers share: the parameters, their state on the CPU, checkpoints, and the schedule of the rate."""
 
-    state_names: tuple[str, ...] = ()
-
-    def __init__(self, params: list[Tensor], lr: float, weight_decay: float):
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float, state_names: tuple[str, ...]):
         self.params, self.lr, self.base_lr, self.weight_decay = list(params), lr, lr, weight_decay
         self.steps = 0
         if any(p.dtype != torch.float32 for p in self.params):
             raise ValueError("an optimizer's parameters must be fp32 masters")
-        self.state = {name: [_cpu_zeros(p) for p in self.params] for name in self.state_names}
+        self.state = {name: [_pinned(torch.zeros(p.shape)) for p in self.params] for name in state_names}
 
     def scale_lr(self, factor: float) -> None:
         """Set `lr` to `factor` times the rate given at the start (warm-up and decay)."""
@@ -48,10 +46,8 @@ class _Optimizer:
         if odd := sorted(own.keys() ^ tensors.keys()):
             raise ValueError(f"optimizer state does not fit these parameters: {odd[0]} is only on one side")
         for name, tensor in own.items():
-            if tensor.shape != tensors[name].shape:
-                found, wanted = list(tensors[name].shape), list(tensor.shape)
-                raise ValueError(f"optimizer state {name} has shape {found}, this parameter needs {wanted}")
-        for name, tensor in own.items():
+            if (found := tensors[name].shape) != tensor.shape:
+                raise ValueError(f"optimizer state {name} has shape {list(found)}, not {list(tensor.shape)}")
             tensor.copy_(tensors[name])
         self.steps = int(tensors["steps"])
 
@@ -59,17 +55,8 @@ class _Optimizer:
 class AdamW(_Optimizer):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101). On the CPU equal to torch.optim.AdamW to the bit."""
 
-    state_names = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: list[Tensor],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ):
-        super().__init__(params, lr, weight_decay)
+    def __init__(self, params: list[Tensor], lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, lr, weight_decay, ("exp_avg", "exp_avg_sq"))
         self.betas, self.eps = betas, eps
 
     @torch.no_grad()
@@ -87,7 +74,8 @@ class AdamW(_Optimizer):
             avg.lerp_(p.grad, 1 - beta1)
             sq.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
             p.addcdiv_(avg, (sq.sqrt() / correction).add_(self.eps), value=-step_size)
-            _back_to_cpu((avg, avg_cpu), (sq, sq_cpu))
+            avg_cpu.copy_(avg)  # nothing to do where it is the same tensor
+            sq_cpu.copy_(sq)
 
 
 class Muon(_Optimizer):
@@ -96,10 +84,8 @@ class Muon(_Optimizer):
     The step of a matrix [m, n] is scaled by sqrt(max(1, m / n)). ValueError for a parameter that is no matrix.
     """
 
-    state_names = ("momentum",)
-
-    def __init__(self, params: list[Tensor], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0):
-        super().__init__(params, lr, weight_decay)
+    def __init__(self, params: list[Tensor], lr=0.02, momentum=0.95, weight_decay=0.0):
+        super().__init__(params, lr, weight_decay, ("momentum",))
         if odd := [list(p.shape) for p in self.params if p.ndim != 2]:
             raise ValueError(f"Muon takes matrices, not a parameter of shape {odd[0]}")
         self.momentum = momentum
@@ -111,8 +97,8 @@ class Muon(_Optimizer):
     def step(self) -> None:
         """One update of every parameter that has a gradient, with Nesterov momentum."""
         self.steps += 1
-        for shape, members in self.groups.items():
-            members = [i for i in members if self.params[i].grad is not None]
+        for shape, group in self.groups.items():
+            members = [i for i in group if self.params[i].grad is not None]
             if not members:
                 continue
             updates = orthogonalise(torch.stack([self._nesterov(i) for i in members]))
@@ -123,7 +109,7 @@ class Muon(_Optimizer):
     def _nesterov(self, i: int) -> Tensor:
         grad, momentum_cpu = self.params[i].grad, self.state["momentum"][i]
         momentum = momentum_cpu.to(grad.device).lerp_(grad, 1 - self.momentum)
-        _back_to_cpu((momentum, momentum_cpu))
+        momentum_cpu.copy_(momentum)
         return grad.lerp(momentum, self.momentum)
 
 
@@ -197,15 +183,5 @@ class Weights:
             torch.cuda.empty_cache()
 
 
-def _cpu_zeros(p: Tensor) -> Tensor:
-    return _pinned(torch.zeros(p.shape, dtype=torch.float32))
-
-
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
-
-
-def _back_to_cpu(*pairs: tuple[Tensor, Tensor]) -> None:
-    for tensor, home in pairs:
-        if tensor is not home:
-            home.copy_(tensor)
