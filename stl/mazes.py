@@ -1,34 +1,196 @@
-"""Maps before they have clauses: rooms with boxes, mazes, and key-door mazes.
+"""Maps before they have formulas: rooms with boxes, mazes, and key-door mazes.
 
 Everything is drawn in whole centimetres on a 5 cm grid, so that the metres of a task are exact two-decimal numbers.
-All randomness comes from the `random.Random` that is handed in.
+All randomness comes from the `random.Random` that is handed in. A draw that does not work out raises Redraw.
 """
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
 from random import Random
 
-from stl.world import Rect
+from stl.world import Rect, Robot, Task
 
 Box = tuple[int, int, int, int]  # xmin, ymin, xmax, ymax in centimetres
-Edge = tuple[int, int]  # two adjacent cells u < v; cell = column + side * row
+Edge = tuple[int, int]  # two adjacent cells
+Range = tuple[int, int]  # lowest and highest
 GRID = 5
 
 
-@dataclass
-class Map:
-    """A map in centimetres; `keys` are the keys of a key-door maze in an order in which they can be collected."""
-
-    size: int
-    half_width: int
-    start: tuple[int, int]
-    obstacles: dict[str, Box] = field(default_factory=dict)
-    regions: dict[str, Box] = field(default_factory=dict)
-    keys: list[str] = field(default_factory=list)
+class Redraw(Exception):
+    """This draw came to nothing; the next one of the same stream is to be taken."""
 
 
-def rect(box: Box) -> Rect:
-    """The same rectangle in metres."""
-    return Rect(*(c / 100 for c in box))
+def room(rng: Random, size: int, half_width: int, obstacles: Range, boxes: Range, sides: Range, order: list[int],
+         hops: list[int]) -> tuple[Task, list[str]]:
+    """A square room with max(order) + 1 regions, to be visited in that order, and a hazard in the way of each hop in
+    `hops`, that is, on the line to order[hop]. Returns it with the names of the regions and then the hazards.
+
+    Gaps wider than the body keep every part reachable.
+    """
+    gap, area = 2 * half_width + 2 * GRID, (0, 0, size, size)
+    start = on_grid(rng, half_width, size - half_width), on_grid(rng, half_width, size - half_width)
+    places = scatter(rng, max(order) + 1, sides, area, [_around(start, half_width)], gap)
+    places.append(_around(start, half_width))  # so that places[-1] is where hop 0 begins
+    if len(places) < max(order) + 2:
+        raise Redraw
+    stops = [places[i] for i in (-1, *order)]
+    for hop in hops:
+        (x0, y0, x1, y1), (x2, y2, x3, y3) = stops[hop], stops[hop + 1]
+        middle = (x0 + x1 + x2 + x3) // 4, (y0 + y1 + y2 + y3) // 4
+        found = scatter(rng, 1, (sides[1] * 3 // 4, sides[1]), _around(middle, sides[1], size), places, gap)
+        if not found:
+            raise Redraw
+        places += found
+    walls = scatter(rng, rng.randint(*obstacles), boxes, area, places, gap)
+    del places[max(order) + 1]
+    return _task(size, half_width, 1.0, start, walls, names := _letters(rng, places), places), names
+
+
+def maze(rng: Random, side: Range, cell: Range, half_width: int, loops: float, order: list[int],
+         hops: list[int]) -> tuple[Task, list[str]]:
+    """As room, in a maze; a share `loops` of the walls of a perfect maze is taken out. Ranges: cells, decimetres."""
+    grid = Grid(rng.randint(*side), 10 * rng.randint(*cell))
+    tree = grid.tree(rng)
+    closed = [edge for edge in grid.edges() if edge not in tree and rng.random() >= loops]
+    cells = rng.sample(range(grid.side**2), max(order) + 2)
+    start, passages = cells.pop(), set(grid.edges()).difference(closed)
+    for hop in hops:
+        parent, _ = grid.search(passages, cells[order[hop - 1]] if hop else start)
+        cells.append(_pick(rng, [c for c in _way(parent, cells[order[hop]]) if c not in cells and c != start]))
+    places = [grid.place(rng, c, 2 * half_width + 40) for c in cells]
+    names = _letters(rng, places)
+    return _task(grid.size, half_width, 1.0, grid.middle(start), grid.walls(closed), names, places), names
+
+
+def key_door_maze(rng: Random, side: Range, cell: Range, half_width: int, doors: int, shortcuts: int,
+                  nested: int) -> tuple[Task, list[str]]:
+    """A perfect maze with keys, doors and a goal, and the keys' names in an order in which they can be collected.
+
+    All doors but `shortcuts` stand in passages of the maze: the walls and that locked door alone separate the start
+    from something needed. A shortcut door stands in a gap between two cells that are far apart otherwise, on the
+    shortest way to some key. At least `nested` keys lie behind doors; with 0, none does.
+    """
+    grid = Grid(rng.randint(*side), 10 * rng.randint(*cell))
+    tree, start = grid.tree(rng), rng.randrange(grid.side**2)
+    keys, gates, goal = _lock(rng, grid, *grid.search(tree, start), doors - shortcuts, shortcuts, nested)
+    closed = [edge for edge in grid.edges() if edge not in tree and edge not in gates and edge[::-1] not in gates]
+    numbers = rng.sample(range(1, doors + 1), doors)  # do not tell the order
+    names = [f"{word}{n}" for word in ("Key", "Door") for n in numbers] + ["Goal"]
+    places = [grid.place(rng, c, 2 * half_width + 20) for c in (*keys, goal)]
+    places[doors:doors] = [grid.door(gate) for gate in gates]
+    return _task(grid.size, half_width, 0.5, grid.middle(start), grid.walls(closed), names, places), names[:doors]
+
+
+def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int], doors: int, shortcuts: int,
+          nested: int) -> tuple[list[int], list[Edge], int]:
+    """The cells of the keys, in order, the edges of their doors, and the cell of the goal."""
+    behind = rng.sample([c for c in parent if depth[c] > 1], doors)  # a door leads to each of these cells
+    part = {c: 0 for c in depth}  # 0 before all doors, else 1 + the number of the last door on the way to the cell
+    for c in parent:
+        part[c] = 1 + behind.index(c) if c in behind else part[parent[c]]
+    opened, keys, gates = [0], [], []
+
+    def free_cell(parts: list[int], *taken: int) -> int:
+        return _pick(rng, [c for c in parent if part[c] in parts and c not in keys and c not in taken])
+
+    while len(gates) < doors:
+        beyond = _pick(rng, [c for c in behind if part[c] not in opened and part[parent[c]] in opened])
+        keys.append(free_cell([0] if not nested else opened[-1:] if rng.random() < 0.6 else opened))
+        gates.append((parent[beyond], beyond))
+        opened.append(part[beyond])
+    goal = free_cell(opened[-1:])
+    needed = {c for item in (goal, *keys) for c in _way(parent, item)}
+    if not needed.issuperset(behind) or sum(part[c] > 0 for c in keys) < nested:
+        raise Redraw
+    for _ in range(shortcuts):  # at least four cells shorter, to a key that comes before the shortcut's own
+        first = {c: i for i, key in reversed([*enumerate(keys)]) for c in _way(parent, key)}
+        gate = _pick(rng, [(u, v) for a, b in grid.edges() for u, v in ((a, b), (b, a)) if v in first
+                           and depth[v] - depth[u] >= 5 and part[u] == part[v] and (u, v) not in gates])
+        place = rng.randint(first[gate[1]] + 1, len(keys))
+        keys.insert(place, free_cell([part[c] for c in keys[:place]], goal))
+        gates.insert(place, gate)
+    return keys, gates, goal
+
+
+@dataclass(frozen=True)
+class Grid:
+    """side x side square cells of `cell` cm with walls of `wall` cm between them; number = column + side * row."""
+
+    side: int
+    cell: int
+    wall: int = 20
+
+    @property
+    def size(self) -> int:
+        return self.side * self.cell
+
+    def edges(self) -> list[Edge]:
+        n = self.side
+        return [(c, c + 1) for c in range(n * n) if (c + 1) % n] + [(c, c + n) for c in range(n * n - n)]
+
+    def tree(self, rng: Random) -> set[Edge]:
+        """The passages of a perfect maze: a random spanning tree (Kruskal's algorithm)."""
+        tree, group = set(), list(range(self.side**2))
+        for u, v in rng.sample(edges := self.edges(), len(edges)):
+            if group[u] != group[v]:
+                tree.add((u, v))
+                group = [group[u] if g == group[v] else g for g in group]
+        return tree
+
+    def search(self, passages: set[Edge], start: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Parent and depth of the cells, breadth first; the start has no parent."""
+        near = defaultdict(list)
+        for u, v in sorted(passages):
+            near[u].append(v)
+            near[v].append(u)
+        parent, depth, queue = {}, {start: 0}, [start]
+        for c in queue:
+            for n in near[c]:
+                if n not in depth:
+                    parent[n], depth[n] = c, depth[c] + 1
+                    queue.append(n)
+        return parent, depth
+
+    def _line(self, edge: Edge) -> tuple[bool, int, int]:
+        """Where the wall of an edge stands: upright or not, on which grid line, at which place along it."""
+        u, v = sorted(edge)
+        row, column = divmod(v, self.side)
+        return (True, column, row) if v == u + 1 else (False, row, column)
+
+    def _bar(self, upright: bool, line: int, first: int, last: int, more: int) -> Box:
+        """A bar of a wall's thickness along a grid line, `more` longer at each end that is inside the workspace."""
+        low, high = first * self.cell - (more if first else 0), last * self.cell + (more if last < self.side else 0)
+        a, b = line * self.cell - self.wall // 2, line * self.cell + self.wall // 2
+        return (a, low, b, high) if upright else (low, a, high, b)
+
+    def walls(self, closed: list[Edge]) -> list[Box]:
+        """One box for each longest straight run of closed edges."""
+        lines = defaultdict(set)
+        for edge in closed:
+            upright, line, i = self._line(edge)
+            lines[upright, line].add(i)
+        boxes = []
+        for (upright, line), shut in sorted(lines.items()):
+            for first in sorted(i for i in shut if i - 1 not in shut):
+                last = next(i for i in range(first, self.side + 1) if i not in shut)
+                boxes.append(self._bar(upright, line, first, last, self.wall // 2))
+        return boxes
+
+    def door(self, edge: Edge) -> Box:
+        """What fills the gap of an open edge, from wall to wall."""
+        upright, line, i = self._line(edge)
+        return self._bar(upright, line, i, i + 1, -self.wall // 2)
+
+    def place(self, rng: Random, c: int, smallest: int) -> Box:
+        """A region inside a cell."""
+        x, y = self.middle(c)
+        inner = _around((x, y), (self.cell - self.wall) // 2)
+        return scatter(rng, 1, (smallest, max(smallest, (self.cell - self.wall) * 3 // 4)), inner, [], 0)[0]
+
+    def middle(self, c: int) -> tuple[int, int]:
+        return c % self.side * self.cell + self.cell // 2, c // self.side * self.cell + self.cell // 2
 
 
 def on_grid(rng: Random, low: int, high: int) -> int:
@@ -36,197 +198,23 @@ def on_grid(rng: Random, low: int, high: int) -> int:
     return GRID * rng.randint(-(-low // GRID), high // GRID)
 
 
-def scatter(rng: Random, count: int, sides: tuple[int, int], area: Box, taken: list[Box], gap: int) -> list[Box]:
-    """Up to `count` boxes in `area`, at least `gap` away from each other and from `taken`; fewer if space is scarce."""
+def scatter(rng: Random, count: int, sides: Range, area: Box, taken: list[Box], gap: int) -> list[Box]:
+    """Boxes in `area`, at least `gap` away from each other and from `taken`; fewer than `count` if space is scarce."""
     boxes: list[Box] = []
     for _ in range(count * 20):
-        if len(boxes) == count:
-            break
         w, h = on_grid(rng, *sides), on_grid(rng, *sides)
         x, y = on_grid(rng, area[0], area[2] - w), on_grid(rng, area[1], area[3] - h)
         if all(x - gap >= b[2] or x + w + gap <= b[0] or y - gap >= b[3] or y + h + gap <= b[1] for b in taken + boxes):
             boxes.append((x, y, x + w, y + h))
+        if len(boxes) == count:
+            break
     return boxes
 
 
-def room(rng: Random, size: int, half_width: int, obstacles: int, box_sides: tuple[int, int], sides: tuple[int, int],
-         order: list[int], hops: list[int]) -> Map | None:
-    """A square room with max(order) + 1 regions, visited in that order, and a hazard in the way of each hop in `hops`.
-
-    Gaps of more than the body's width keep every part reachable. None when there was not enough room (draw again).
-    """
-    r, area, gap = half_width, (0, 0, size, size), 2 * half_width + 2 * GRID
-    x, y = on_grid(rng, r, size - r), on_grid(rng, r, size - r)
-    taken = [(x - r, y - r, x + r, y + r)]
-    taken += scatter(rng, max(order) + 1, sides, area, taken, gap)
-    for hop in hops:
-        (x0, y0, x1, y1), (x2, y2, x3, y3) = taken[order[hop - 1] + 1 if hop else 0], taken[order[hop] + 1]
-        mx, my = (x0 + x1 + x2 + x3) // 4, (y0 + y1 + y2 + y3) // 4
-        around = (max(0, mx - sides[1]), max(0, my - sides[1]), min(size, mx + sides[1]), min(size, my + sides[1]))
-        taken += scatter(rng, 1, (sides[1] * 3 // 4, sides[1]), around, taken, gap)
-    if len(taken) < max(order) + 2 + len(hops):
-        return None
-    boxes = scatter(rng, obstacles, box_sides, area, taken, gap)
-    return Map(size, r, (x, y), _named("W", boxes), _lettered(rng, taken[1:]))
-
-
-def maze(rng: Random, side: int, cell: int, wall: int, half_width: int, loops: float, order: list[int],
-         hops: list[int]) -> Map | None:
-    """As room, in a maze of side x side cells; a share `loops` of its inner walls is taken out."""
-    tree = spanning_tree(rng, side)
-    closed = [e for e in _edges(side) if e not in tree and rng.random() >= loops]
-    cells = rng.sample(range(side * side), max(order) + 2)
-    start = cells[0]
-    for hop in hops:
-        parent, _ = _search(set(_edges(side)).difference(closed), side, cells[order[hop - 1] + 1] if hop else start)
-        between = [c for c in _way(parent, cells[order[hop] + 1]) if c not in cells]
-        if not between:
-            return None
-        cells.append(rng.choice(between))
-    places = [_box_in_cell(rng, c, side, cell, wall, 2 * half_width + 40) for c in cells[1:]]
-    return Map(side * cell, half_width, _middle(start, side, cell), _named("W", walls(side, closed, cell, wall)),
-               _lettered(rng, places))
-
-
-def key_door_maze(rng: Random, side: int, cell: int, wall: int, half_width: int, doors: int, shortcuts: int,
-                  nested: int) -> Map | None:
-    """A perfect maze with keys, doors and a goal; None when this draw does not work out (draw again).
-
-    All doors but `shortcuts` stand in passages of the maze: walls and that one locked door separate the start from
-    something needed. A shortcut door stands in a gap between two cells that are far apart otherwise, on the shortest
-    way to some key. At least `nested` keys lie behind other doors (0: none does).
-    """
-    tree = spanning_tree(rng, side)
-    start = rng.randrange(side * side)
-    parent, depth = _search(tree, side, start)
-    inner = rng.sample([c for c in parent if depth[c] > 1], doors - shortcuts)  # a door before each
-    room_of = {start: start}  # cell -> the cell behind the last door on the way to it
-    for c in parent:
-        room_of[c] = c if c in inner else room_of[parent[c]]
-    free = {r: [c for c in room_of if room_of[c] == r and c != start] for r in [start, *inner]}
-
-    opened, keys = [start], []  # keys: (cell of the key, its door as an edge), in an order of collecting
-    while len(opened) <= len(inner):
-        door = rng.choice([c for c in inner if c not in opened and room_of[parent[c]] in opened])
-        home = start if not nested else opened[-1] if rng.random() < 0.6 else rng.choice(opened)
-        if not free[home]:
-            return None
-        keys.append((free[home].pop(rng.randrange(len(free[home]))), (parent[door], door)))
-        opened.append(door)
-    if not free[opened[-1]]:
-        return None
-    goal = rng.choice(free[opened[-1]])
-    useful = {c for item in [goal, *(k for k, _ in keys)] for c in _way(parent, item)}  # cells on the way to something
-    if not useful.issuperset(inner) or sum(room_of[k] != start for k, _ in keys) < nested:
-        return None
-    for _ in range(shortcuts):
-        if not _add_shortcut(rng, side, keys, goal, parent, depth, room_of):
-            return None
-    return _lay_out(rng, side, cell, wall, half_width, tree, start, keys, goal)
-
-
-def _add_shortcut(rng, side, keys, goal, parent, depth, room_of) -> bool:
-    """Insert a key whose door makes the way to an earlier key at least four cells shorter."""
-    ways = {c: i for i, (k, _) in reversed(list(enumerate(keys))) for c in _way(parent, k)}  # the first key behind
-    used = {door for _, door in keys}
-    gaps = [(u, v) for a, b in _edges(side) for u, v in ((a, b), (b, a))
-            if v in ways and depth[v] - depth[u] >= 5 and room_of[u] == room_of[v] and (u, v) not in used]
-    if not gaps:
-        return False
-    door = rng.choice(gaps)
-    place = rng.randint(ways[door[1]] + 1, len(keys))
-    taken = {goal, *(k for k, _ in keys)}
-    reached = {room_of[k] for k, _ in keys[:place]}
-    homes = [c for c in parent if room_of[c] in reached and c not in taken]
-    if not homes:
-        return False
-    keys.insert(place, (rng.choice(homes), door))
-    return True
-
-
-def _lay_out(rng, side, cell, wall, half_width, tree, start, keys, goal) -> Map:
-    """Draw the chosen cells and edges as rectangles; key and door numbers do not tell the order."""
-    doors = {tuple(sorted(door)) for _, door in keys}
-    closed = [e for e in _edges(side) if e not in tree and e not in doors]
-    numbers = rng.sample(range(1, len(keys) + 1), len(keys))
-    regions = {}
-    for n, (key, door) in sorted(zip(numbers, keys, strict=True)):
-        regions[f"Key{n}"] = _box_in_cell(rng, key, side, cell, wall, 2 * half_width + 20)
-        regions[f"Door{n}"] = _gap(tuple(sorted(door)), side, cell, wall)
-    regions["Goal"] = _box_in_cell(rng, goal, side, cell, wall, 2 * half_width + 20)
-    obstacles = _named("W", walls(side, closed, cell, wall))
-    return Map(side * cell, half_width, _middle(start, side, cell), obstacles, regions, [f"Key{n}" for n in numbers])
-
-
-def spanning_tree(rng: Random, side: int) -> set[Edge]:
-    """The passages of a perfect maze: a random spanning tree of the grid by Kruskal's algorithm."""
-    edges = _edges(side)
-    rng.shuffle(edges)
-    root = list(range(side * side))
-
-    def find(c: int) -> int:
-        while root[c] != c:
-            root[c] = c = root[root[c]]
-        return c
-
-    tree = set()
-    for u, v in edges:
-        a, b = find(u), find(v)
-        if a != b:
-            root[a] = b
-            tree.add((u, v))
-    return tree
-
-
-def walls(side: int, closed: list[Edge], cell: int, wall: int) -> list[Box]:
-    """One box for each maximal straight run of closed edges, half a wall longer at both ends, cut at the workspace."""
-    shut, boxes, half, size = set(closed), [], wall // 2, side * cell
-    for line in range(1, side):
-        for upright in (True, False):
-            run = 0
-            for i in range(side + 1):
-                u, step = (line - 1 + side * i, 1) if upright else (i + side * (line - 1), side)
-                if i < side and (u, u + step) in shut:
-                    run += 1
-                elif run:
-                    low, high = max(0, (i - run) * cell - half), min(size, i * cell + half)
-                    a, b = line * cell - half, line * cell + half
-                    boxes.append((a, low, b, high) if upright else (low, a, high, b))
-                    run = 0
-    return boxes
-
-
-def _gap(edge: Edge, side: int, cell: int, wall: int) -> Box:
-    """What fills the gap of an open edge from post to post, or to the border of the workspace."""
-    u, v = edge
-    x, y, half, size = v % side * cell, v // side * cell, wall // 2, side * cell
-
-    def ends(low: int) -> tuple[int, int]:
-        return (low + half if low else 0), (low + cell - half if low + cell < size else size)
-
-    if v == u + 1:
-        return (x - half, ends(y)[0], x + half, ends(y)[1])
-    return (ends(x)[0], y - half, ends(x)[1], y + half)
-
-
-def _edges(side: int) -> list[Edge]:
-    across = [(c, c + 1) for c in range(side * side) if (c + 1) % side]
-    return across + [(c, c + side) for c in range(side * (side - 1))]
-
-
-def _search(tree: set[Edge], side: int, start: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Parent and depth of every cell but the start (which has depth only), breadth first."""
-    near: dict[int, list[int]] = {c: [] for c in range(side * side)}
-    for u, v in sorted(tree):
-        near[u].append(v)
-        near[v].append(u)
-    parent, depth, queue = {}, {start: 0}, [start]
-    for c in queue:
-        for n in near[c]:
-            if n not in depth:
-                parent[n], depth[n] = c, depth[c] + 1
-                queue.append(n)
-    return parent, depth
+def _around(middle: tuple[int, int], reach: int, size: int | None = None) -> Box:
+    """The square around a point, cut at a workspace of `size`."""
+    (x, y), high = middle, size or 10**6
+    return max(0, x - reach), max(0, y - reach), min(high, x + reach), min(high, y + reach)
 
 
 def _way(parent: dict[int, int], cell: int) -> list[int]:
@@ -238,20 +226,24 @@ def _way(parent: dict[int, int], cell: int) -> list[int]:
     return way
 
 
-def _box_in_cell(rng: Random, c: int, side: int, cell: int, wall: int, smallest: int) -> Box:
-    x, y, half = c % side * cell, c // side * cell, wall // 2
-    inner = (x + half, y + half, x + cell - half, y + cell - half)
-    return scatter(rng, 1, (smallest, max(smallest, (cell - wall) * 3 // 4)), inner, [], 0)[0]
+def _pick(rng: Random, options: list):
+    if not options:
+        raise Redraw
+    return rng.choice(options)
 
 
-def _middle(c: int, side: int, cell: int) -> tuple[int, int]:
-    return c % side * cell + cell // 2, c // side * cell + cell // 2
+def _letters(rng: Random, places: list[Box]) -> list[str]:
+    """Names that do not tell the order."""
+    return rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(places)], len(places))
 
 
-def _lettered(rng: Random, boxes: list[Box]) -> dict[str, Box]:
-    """Letters that do not tell the order."""
-    return dict(zip(rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(boxes)], len(boxes)), boxes, strict=True))
+def _task(size: int, half_width: int, v_max: float, start: tuple[int, int], walls: list[Box], names: list[str],
+          places: list[Box]) -> Task:
+    """Centimetres to metres."""
+    def rect(box: Box) -> Rect:
+        return Rect(*(c / 100 for c in box))
 
-
-def _named(letter: str, boxes: list[Box]) -> dict[str, Box]:
-    return {f"{letter}{i}": box for i, box in enumerate(boxes, 1)}
+    robot = Robot(half_width / 100, v_max, (start[0] / 100, start[1] / 100))
+    obstacles = {f"W{i}": rect(box) for i, box in enumerate(walls, 1)}
+    return Task("map", rect((0, 0, size, size)), robot, obstacles,
+                {name: rect(box) for name, box in sorted(zip(names, places, strict=True))})
