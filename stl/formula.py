@@ -98,7 +98,8 @@ def _show(node: Formula) -> str:
 
 def decimal(value: float) -> str:
     """The shortest decimal that reads back as `value`, without an exponent: 7.0 -> 7, 0.1 -> 0.1."""
-    text = format(Decimal(repr(float(value))), "f")
+    text = repr(float(value))
+    text = format(Decimal(text), "f") if "e" in text else text
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

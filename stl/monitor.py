@@ -18,7 +18,7 @@ from itertools import chain, islice, pairwise
 
 import numpy as np
 
-from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, decimal, walk
+from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, walk
 from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, union, until
 from stl.world import MAX_WAYPOINTS, Rect, Task
 
@@ -206,9 +206,9 @@ def _speeds(task: Task, path: np.ndarray) -> Iterator[Violation]:
     (time, dx, dy), v_max = np.diff(path.T), task.robot.v_max
     length = np.hypot(dx, dy)
     for i in np.flatnonzero(~(length <= v_max * time + SLACK)).tolist():
-        rate = f"= {_short(length[i] / time[i])} m/s" if time[i] > 0 else "(a jump)"
-        text = f"speed: {_leg(path, i)} covers {_short(length[i])} m in {_short(time[i])} s {rate}; at the limit of "
-        text += f"{_short(v_max)} m/s it takes at least {_short(math.ceil(length[i] / v_max * 100) / 100)} s"
+        rate = f"= {length[i] / time[i]:.6g} m/s" if time[i] > 0 else "(a jump)"
+        text = f"speed: {_leg(path, i)} covers {length[i]:.6g} m in {time[i]:.6g} s {rate}; "
+        text += f"the limit is {v_max:.6g} m/s, so it needs {np.ceil(length[i] / v_max * 100) / 100:.6g} s"
         yield Violation("speed", text, segment=i)
 
 
@@ -258,20 +258,20 @@ class _Judge:
             return self.never(node.arg, lo + node.a, hi + node.b)
         if isinstance(node, G) and lo == hi:
             return self.broken(node.arg, lo + node.a, lo + node.b)
-        # a part that never holds where it is needed says it all
-        needs = [(arg, lo, hi) for arg in node.args] if isinstance(node, And) else []
+        # parts that never hold where they are needed say it all
+        parts = [(arg, lo, hi) for arg in node.args] if isinstance(node, And) else []
         if isinstance(node, G | Until):
-            needs = [(node.arg if isinstance(node, G) else node.right, lo + node.a, hi + node.b)]
-        for need in needs:
-            if not self.within(*need):
-                return self.never(*need)
+            parts = [(node.arg if isinstance(node, G) else node.right, lo + node.a, hi + node.b)]
+        if absent := [part for part in parts if not self.within(*part)]:
+            return "; ".join(self.never(*part) for part in absent)
         if isinstance(node, Until) and lo == hi:
-            first = self.within(*needs[0])[0][0]
-            return f"{_name(node.right)} first holds at t={_short(first)} but {self.broken(node.left, lo, first)}"
-        if isinstance(node, G):
-            needs = [(node.arg, lo + node.a, hi + node.a)]
+            (right, a, b), first = parts[0], self.within(*parts[0])[0][0]
+            when = f"t={_short(first)}" + (f", first within {_span(a, b)}," if a < b else "")
+            return f"{_name(right)} holds at {when} but {self.broken(node.left, lo, first)}"
         text = f"{_name(node)} {'never holds within' if lo < hi else 'does not hold at'} {_span(lo, hi)}"
-        return "; ".join([text, *(self.when(*need) for need in needs or [(node, lo, hi)])])
+        if not parts:
+            return f"{text}; it {self.when(node, lo, hi)}"
+        return "; ".join([text, *(f"{_name(part[0])} {self.when(*part)}" for part in parts)])
 
     def broken(self, node: Formula, lo: float, hi: float) -> str:
         """Why `node` does not hold at all times of [lo, hi]."""
@@ -291,19 +291,17 @@ class _Judge:
 
     def when(self, node: Formula, lo: float, hi: float) -> str:
         """When `node` holds, near [lo, hi] first."""
-        times = [(max(a, 0.0) + SLACK, b - SLACK) for a, b in self.truth(node) if b >= 0]
+        times = [(max(a, 0.0) + SLACK, b - SLACK) for a, b in self.truth(node) if b >= SLACK]
         if times:
             near = sorted(times, key=lambda span: max(span[0] - hi, lo - span[1]))[:3]
             more = f" and {len(times) - 3} times more" if len(times) > 3 else ""
-            return f"{_name(node)} holds at {', '.join(_inward(*span) for span in sorted(near))}{more}"
-        text = f"{_name(node)} holds at no time of the path"
-        if isinstance(node, In):
-            inner = self.task.regions[node.region].grown(-self.task.robot.half_width)
-            fits = inner.xmin <= inner.xmax and inner.ymin <= inner.ymax
-            text += (
-                f" (the centre must be in {_area(inner, '[]')})" if fits else " (the region is smaller than the body)"
-            )
-        return text
+            return f"holds at {', '.join(_inward(*span) for span in sorted(near))}{more}"
+        if not isinstance(node, In):
+            return "never holds on this path"
+        inner = self.task.regions[node.region].grown(-self.task.robot.half_width)
+        fits = inner.xmin <= inner.xmax and inner.ymin <= inner.ymax
+        need = f"the centre must be in {_area(inner, '[]')}" if fits else "the region is smaller than the body"
+        return f"never holds on this path ({need})"
 
 
 def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) -> str:
@@ -311,29 +309,29 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
     if not violations:
         end = f"The path ends at t={_short(path[-1, 0])} in ({_short(path[-1, 1])}, {_short(path[-1, 2])})."
         return f"Correct: no collision, within the workspace and the speed limit, {len(clauses)} formulas hold. {end}"
-    names = {
-        "collision": "collisions",
-        "speed": "segments too fast",
-        "workspace": "segments outside",
-        "clause": "formulas",
-    }
     counts = Counter(v.kind for v in violations)
-    head = ", ".join(f"{n}{'+' if n == MAX_EACH else ''} {names[kind]}" for kind, n in counts.items())
-    lines = [f"Not a solution: {head} of {len(clauses)} fail." if counts["clause"] else f"Not a solution: {head}."]
+    lines = ["Not a solution: " + ", ".join(f"{n} {_KINDS[kind][n > 1]}" for kind, n in counts.items())]
     for kind, n in counts.items():
         shown = MAX_REASONS if kind == "clause" else MAX_SHOWN
         lines += [v.text for v in violations if v.kind == kind][:shown]
-        lines += [f"... and {n - shown} more {names[kind]}"] if n > shown else []
+        lines += [f"... and {n - shown} more {_KINDS[kind][n - shown > 1]}"] if n > shown else []
     held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
-    lines += [f"formulas that hold: {_cut(held, 200)}"] if held else []
+    lines += [f"formulas that hold: {held}"] if held else []
     return _cut("\n".join(lines), MAX_TEXT)
 
 
+_KINDS = {
+    "collision": ("collision", "collisions"),
+    "speed": ("segment too fast", "segments too fast"),
+    "workspace": ("segment outside", "segments outside"),
+    "clause": ("formula fails", "formulas fail"),
+}
+
+
 def _short(value: float) -> str:
-    """A number as people write it: at most 3 decimals, more only where it is not zero but would print as zero."""
-    if abs(value) >= 1e9 or 0 < abs(value) < 5e-4:
-        return f"{value:.3g}"
-    return decimal(round(value, 3) + 0.0)  # + 0.0: no -0
+    """A number as people write it, with at most 3 decimals."""
+    text = f"{value:.3f}".rstrip("0").rstrip(".") if abs(value) < 1e9 else f"{value:.3g}"
+    return "0" if text == "-0" else text
 
 
 def _point(waypoint: np.ndarray) -> str:
