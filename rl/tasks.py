@@ -74,11 +74,15 @@ def proportional(mix: dict[str, int], count: int) -> list[str]:
     return [level for level, (whole, _) in shares.items() for _ in range(whole + (level in extra))]
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _make(jobs: list[tuple]) -> list[str]:
     """The lines of the file; in this process if the jobs are too few to be worth starting others."""
     bar = {"total": len(jobs), "desc": "demonstrations", "unit": " tasks", "disable": len(jobs) <= CHUNK}
-    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-                  len(jobs) // CHUNK)
+    workers = min(cores(), len(jobs) // CHUNK)
     if workers < 2:
         return [_demonstrate(job) for job in tqdm(jobs, **bar)]
     with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupt) as pool:

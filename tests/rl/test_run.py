@@ -1,0 +1,226 @@
+"""The run folder: locks, resume, cut files, checkpoints that are complete or not there, episodes to the bit."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl import run as run_module
+from rl.config import Config, from_json
+from rl.episode import Episode
+from rl.run import Run, RunError, latest_checkpoint, newest_run, read_rows, read_settings
+from stl.monitor import check
+from stl.world import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = Task.from_json({"id": "t", "workspace": [0, 0, 9, 9], "robot": {"half_width": 0.2, "v_max": 1, "start": [1, 1]},
+                       "obstacles": {}, "regions": {"A": [4, 4, 6, 6]}, "spec": ["F[0,20] in(A)"]})
+
+
+def settings(**changes) -> Config:
+    values = {"name": "tiny", "model": "m", "mix": {"L0": 4}, "eval_mix": {"L0": 2}, "keep_checkpoints": 2}
+    return Config(**values | changes)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_run_records_its_settings_and_versions(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    assert run.folder == tmp_path / "tiny" and not run.finished and run.latest() is None and run.rows() == []
+    assert from_json(read_settings(run.folder)) == settings()
+    versions = json.loads((run.folder / "versions.json").read_text())
+    assert versions["packages"]["torch"] == torch.__version__ and versions["python"].startswith("3.")
+
+
+def test_one_process_at_a_time(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    with pytest.raises(RunError, match="another process"):
+        Run.open(settings(), tmp_path)
+    run.close()
+    Run.open(settings(), tmp_path).close()
+
+
+def test_resume_takes_the_newest_run_and_new_begins_another(tmp_path):
+    folders = []
+    for new in (False, False, True, False, True):
+        run = Run.open(settings(), tmp_path, new=new)
+        folders.append(run.folder.name)
+        run.close()
+    assert folders == ["tiny", "tiny", "tiny-2", "tiny-2", "tiny-3"]
+    (tmp_path / "tiny-other").mkdir()
+    assert Run.open(settings(), tmp_path).folder.name == "tiny-3"
+
+
+def test_changed_settings_are_refused_by_name(tmp_path):
+    Run.open(settings(), tmp_path).close()
+    with pytest.raises(RunError, match=r"samples 8 -> 4, lr 1e-05 -> 0.5"):
+        Run.open(settings(lr=0.5, samples=4), tmp_path)
+    Run.open(settings(), tmp_path).close()  # the refusal let go of the folder
+
+
+def test_force_goes_on_with_new_settings(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    run.save("grpo", 3, {}, {})
+    for step in (3, 4):
+        run.write_episodes(step, [])
+    run.finish()
+    run.close()
+    run = Run.open(settings(steps=160), tmp_path, force=True)
+    assert not run.finished and read_settings(run.folder)["steps"] == 160
+    assert names(run.folder / "episodes") == ["step-000003.jsonl"]  # 4 was sampled under the old settings, not learnt
+    run.finish()
+    run.close()
+    assert Run.open(settings(steps=160), tmp_path, force=True).finished  # nothing changed
+
+
+def test_a_run_folder_that_cannot_be(tmp_path):
+    (tmp_path / "tiny").write_text("a file")
+    with pytest.raises(RunError, match="cannot make the run folder"):
+        Run.open(settings(), tmp_path)
+    with pytest.raises(RunError, match="not a run folder"):
+        read_settings(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [b'{"stage": "gr', b"{", b"\x00\x00"])
+def test_a_cut_last_line_is_dropped(tmp_path, cut):
+    run = Run.open(settings(), tmp_path)
+    run.log({"stage": "grpo", "step": 1})
+    run.close()
+    with open(run.folder / "metrics.jsonl", "ab") as file:
+        file.write(cut)
+    assert len(read_rows(run.folder)) == 1  # a reader beside the run does not stumble
+    run = Run.open(settings(), tmp_path)
+    run.log({"stage": "grpo", "step": 2})
+    assert [row["step"] for row in run.rows("grpo")] == [1, 2] and run.rows("sft") == []
+
+
+def test_a_broken_line_inside_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"stage": "sft", "step": 1}\nnonsense\n')
+    with pytest.raises(RunError, match="metrics.jsonl"):
+        read_rows(tmp_path)
+
+
+def test_rewind_drops_what_will_be_done_again(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    rows = [{"stage": "eval", "step": 0, "of": "sft"}, *({"stage": "sft", "step": i} for i in (1, 2)),
+            {"stage": "eval", "step": 2, "of": "sft"}, {"stage": "grpo", "step": 1},
+            {"stage": "eval", "step": 1, "of": "grpo"}, {"stage": "grpo", "step": 2}]
+    for row in rows:
+        run.log(row)
+    for stage, step, left in (("grpo", 2, 7), ("grpo", 1, 6), ("sft", 2, 4), ("sft", 1, 2), ("sft", 0, 1)):
+        run.rewind(stage, step)
+        assert run.rows() == rows[:left]
+
+
+def test_checkpoints_come_back_to_the_bit_and_old_ones_go(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    weights = {"b": torch.randn(3, 4), "a": torch.tensor([1e-30, -0.0], dtype=torch.bfloat16)}
+    run.save("sft", 7, {"model": weights}, {"stopped": True}, {"vocab.json": b"{}"})
+    for step in (9, 10, 11):
+        run.save("grpo", step, {"adapter": {"a": torch.full((2,), float(step))}}, {"step": step})
+    assert names(run.folder / "checkpoints") == ["grpo-000010", "grpo-000011", "sft-000007"]
+    base, last = run.latest("sft"), run.latest()
+    assert (last.stage, last.step, last.state) == ("grpo", 11, {"step": 11}) and run.latest("grpo") == last
+    assert base.state == {"stopped": True} and (base.folder / "vocab.json").read_bytes() == b"{}"
+    loaded = base.tensors("model")
+    assert all(torch.equal(loaded[k].view(torch.uint8), weights[k].view(torch.uint8)) for k in weights)
+    run.save("grpo", 11, {"adapter": {"a": torch.zeros(2)}}, {"step": 12})  # again: the new one counts
+    assert run.latest().state == {"step": 12} and not run.latest().tensors("adapter")["a"].any()
+
+
+def test_an_interrupted_save_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    run = Run.open(settings(), tmp_path)
+    run.save("grpo", 1, {"adapter": {"a": torch.ones(1)}}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.save("grpo", 2, {"adapter": {"a": torch.ones(1)}}, {})
+    assert latest_checkpoint(run.folder).step == 1
+    run.close()
+    run = Run.open(settings(), tmp_path)
+    assert names(run.folder / "checkpoints") == ["grpo-000001"]
+    run.save("grpo", 2, {}, {})
+    assert run.latest().step == 2
+
+
+def test_a_file_is_as_before_or_complete(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    run_module.write_file(path, b"before")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        run_module.write_file(path, b"after")
+    assert path.read_bytes() == b"before"
+
+
+def test_newest_run(tmp_path):
+    assert newest_run(tmp_path) is None and newest_run(tmp_path / "absent") is None
+    for age, name in ((300, "b"), (100, "a"), (200, "c"), (0, "no-checkpoint")):
+        run = Run.open(settings(name=name), tmp_path)
+        if age:
+            folder = run.save("sft", 1, {}, {}).folder
+            os.utime(folder, (time.time() - age,) * 2)
+    assert newest_run(tmp_path) == tmp_path / "a"
+
+
+@given(logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False), max_size=5),
+       content=st.text(max_size=20))
+def test_episodes_come_back_to_the_bit(tmp_path_factory, logprobs, content):
+    run = SimpleNamespace(folder=tmp_path_factory.mktemp("run"))
+    (run.folder / "episodes").mkdir()
+    run._episodes = lambda step: Run._episodes(run, step)
+    episode = Episode(TASK, seed=2**62 + 1, group=3, sample=4, version=5, turns=2)
+    episode.messages = [{"role": "assistant", "content": content}]
+    episode.append([1, 2])
+    episode.append(list(range(len(logprobs))), logprobs)
+    episode.end("answer", check(TASK, [[0, 1, 1], [2, 8.9, 9]]))
+    cut = Episode(TASK, seed=1)
+    cut.end("tokens")
+    assert Run.read_episodes(run, 12) is None
+    Run.write_episodes(run, 12, [episode, cut])
+    assert Run.read_episodes(run, 12) == [episode, cut]
+
+
+WORKER = """
+import sys, torch
+from rl.run import Run
+sys.path.insert(0, {tests!r})
+from test_run import settings
+run = Run.open(settings(steps=10**6), {root!r})
+last = run.latest()
+step = last.step if last else 0
+run.rewind("grpo", step)
+print("going", flush=True)
+while True:
+    step += 1
+    run.log({{"stage": "grpo", "step": step}})
+    run.save("grpo", step, {{"adapter": {{"a": torch.full((1000,), float(step))}}}}, {{"step": step}})
+"""
+
+
+def test_kill_at_any_time_and_go_on(tmp_path):
+    code = WORKER.format(tests=str(Path(__file__).parent), root=str(tmp_path))
+    reached = 0
+    for pause in (0.05, 0.13, 0.21):
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"going\n"
+        time.sleep(pause)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        last = latest_checkpoint(tmp_path / "tiny")
+        if last:
+            assert last.state == {"step": last.step} and (last.tensors("adapter")["a"] == last.step).all()
+            assert last.step >= reached
+            reached = last.step
+        steps = [row["step"] for row in read_rows(tmp_path / "tiny")]
+        assert steps == list(range(1, len(steps) + 1)) and len(steps) - reached in (0, 1)
+    assert reached > 0

@@ -1,0 +1,103 @@
+"""Task sets: the stream of training tasks, the held-out set, the demonstrations and their cache."""
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl import tasks as tasks_module
+from rl.tasks import TaskStream, demonstrations, held_out, proportional
+from stl.levels import LEVELS
+from stl.prompts import grade
+from stl.world import Task
+
+MIXES = st.dictionaries(st.sampled_from(LEVELS), st.integers(1, 12), min_size=1, max_size=4)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """make_task that only names its task."""
+    monkeypatch.setattr(tasks_module, "make_task", lambda *key: key)
+
+
+@given(mix=MIXES, seed=st.integers(0, 2**62), n=st.integers(1, 9))
+def test_each_epoch_has_each_task_once(mix, seed, n):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks_module, "make_task", lambda *key: key)
+        stream, size = TaskStream(mix, "rl", seed), sum(mix.values())
+        drawn = [task for step in range(3 * size // n + 1) for task in stream.batch(step, n)]
+        everything = {(level, "rl", index) for level, count in mix.items() for index in range(count)}
+        for epoch in range(3):
+            assert set(drawn[epoch * size:(epoch + 1) * size]) == everything
+        assert stream.batch(2, n) == TaskStream(dict(reversed(mix.items())), "rl", seed).batch(2, n)
+
+
+def test_epochs_and_seeds_shuffle_differently(named):
+    first = TaskStream({"L0": 50}, "rl", 0)
+    assert first.batch(0, 50) != first.batch(1, 50) != TaskStream({"L0": 50}, "rl", 1).batch(1, 50)
+    assert len(TaskStream({"L0": 2}, "rl", 0).batch(0, 7)) == 7
+
+
+def test_held_out_is_the_front_of_the_evaluation_set(named):
+    assert held_out({"L1": 1, "L0": 2}) == [("L0", "eval", 0), ("L0", "eval", 1), ("L1", "eval", 0)]
+
+
+def test_sets_share_no_task():
+    seen = Counter(task.hash() for task in held_out({"L0": 20}) + TaskStream({"L0": 20}, "rl", 0).batch(0, 20))
+    assert len(seen) == 40
+
+
+@given(mix=MIXES, count=st.integers(0, 200))
+def test_proportions(mix, count):
+    levels = Counter(proportional(mix, count))
+    total = sum(mix.values())
+    assert sum(levels.values()) == count and all(abs(levels[lv] - count * mix[lv] / total) < 1 for lv in mix)
+
+
+def config(**changes):
+    values = {"seed": 0, "sft_noise": 0.0, "tools": True, "chat": "compact", "mix": {"L0": 1}}
+    return SimpleNamespace(**values | changes)
+
+
+def test_demonstrations_solve_their_tasks(tmp_path):
+    made = demonstrations(config(mix={"L0": 3, "L1": 1}), 8, tmp_path)
+    tasks = [Task.from_json(item["task"]) for item in made]
+    assert Counter(task.level for task in tasks) == {"L0": 6, "L1": 2}
+    assert len({task.hash() for task in tasks}) == 8
+    for task, item in zip(tasks, made, strict=True):
+        assert grade(task, item["messages"][-1]["content"]).ok
+        assert item["messages"][0]["content"].startswith("Plan: ") and item["messages"][1]["role"] == "tool"
+
+
+def test_noise_tools_and_words_are_settings(tmp_path):
+    noisy = demonstrations(config(sft_noise=1.0), 12, tmp_path)
+    failed = sum(not grade(Task.from_json(item["task"]), item["messages"][-1]["content"]).ok for item in noisy)
+    assert failed > 0
+    silent = demonstrations(config(tools=False), 2, tmp_path)
+    assert all(len(item["messages"]) == 1 for item in silent)
+    worded = demonstrations(config(chat="qwen"), 2, tmp_path)
+    assert "Plan: " not in worded[0]["messages"][0]["content"]
+
+
+def test_demonstrations_are_made_once(tmp_path, monkeypatch):
+    made = demonstrations(config(), 3, tmp_path)
+    (path,) = tmp_path.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks_module, "_make", lambda jobs: pytest.fail("made again"))
+        assert demonstrations(config(), 3, tmp_path) == made
+        for changed in (config(seed=1), config(sft_noise=0.5), config(mix={"L1": 1})):
+            with pytest.raises(pytest.fail.Exception):
+                demonstrations(changed, 3, tmp_path)
+    path.unlink()
+    path.with_suffix(".99.tmp").write_text("half a file")  # of a killed process: it never counts
+    assert demonstrations(config(), 3, tmp_path) == made
+
+
+def test_several_processes_make_the_same(tmp_path, monkeypatch):
+    alone = demonstrations(config(sft_noise=0.5), 6, tmp_path / "alone")
+    monkeypatch.setattr(tasks_module, "CHUNK", 2)
+    monkeypatch.setattr(tasks_module, "cores", lambda: 2)
+    assert demonstrations(config(sft_noise=0.5), 6, tmp_path / "together") == alone
+    assert all(json.loads(line) for path in tmp_path.glob("*/*.jsonl") for line in path.read_text().splitlines())
