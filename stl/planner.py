@@ -36,6 +36,7 @@ from stl.world import Rect, Task
 LATEST = 1e6  # s; times up to here keep microseconds in a double
 FINEST = 20  # decimals of a map that are told apart
 EAGER = 400  # up to so many corners, all edges are found at once
+BATCH = 1 << 16  # pairs of a segment and a box that are tested together, to stay in the processor's cache
 START, GOAL = -2, -1  # ids in the search, beside those of the corners
 XY = Sequence[float]  # x, y in metres
 Point = tuple[int, int]  # x, y on the map's integer grid
@@ -153,8 +154,6 @@ class GrownMap:
         self.xy = np.array(self.points, self.dtype).reshape(-1, 2)
         self.slope = np.array([slope for _, _, slope, _ in corners], int)
         self.owner = [owner for *_, owner in corners]
-        n = len(self.region)
-        self.bits = np.array([1 << i for i in range(n)], np.int64 if n < 63 else object)
         self.rows: list[list[tuple[int, float, int]] | None] = [None] * len(corners)
         if len(corners) <= EAGER:
             self._find_edges(range(len(corners)))
@@ -169,17 +168,17 @@ class GrownMap:
     def _find_edges(self, corners: Sequence[int]) -> None:
         d = self.xy - self.xy[corners, None]  # [corners, n, 2]
         turn = np.sign(d[..., 0]) * np.sign(d[..., 1])
-        taut = (turn * self.slope >= 0) & (turn * self.slope[corners, None] >= 0) & (d != 0).any(-1)
-        v, w = np.nonzero(taut)
-        metres = np.hypot(*d[v, w].astype(float).T) / self.scale
+        v, w = np.nonzero((turn * self.slope >= 0) & (turn * self.slope[corners, None] >= 0) & (d != 0).any(-1))
         v = np.array(corners)[v]
         free = ~_hits(self.xy[v], self.xy[w], self.boxes[: self.n_obstacles]).any(1)
-        v, w, metres = v[free], w[free], metres[free]
-        locks = _hits(self.xy[v], self.xy[w], self.boxes[self.n_obstacles :]) @ self.bits
+        v, w = v[free], w[free]
+        metres = np.hypot(*(self.xy[w] - self.xy[v]).astype(float).T) / self.scale
+        hits = np.packbits(_hits(self.xy[v], self.xy[w], self.boxes[self.n_obstacles :]), axis=1, bitorder="little")
         for i in corners:
             self.rows[i] = []
-        for i, j, length, lock in zip(v.tolist(), w.tolist(), metres.tolist(), locks.tolist(), strict=True):
-            self.rows[i].append((j, length, lock | self.owner[j] << len(self.region)))
+        for i, j, length, bits in zip(v.tolist(), w.tolist(), metres.tolist(), hits, strict=True):
+            lock = int.from_bytes(bits.tobytes(), "little") | self.owner[j] << len(self.region)
+            self.rows[i].append((j, length, lock))
 
     def shortest(self, start: Point, goal: Box, avoid: Sequence[str]) -> list[Point] | None:
         """Points of a shortest path from a free point into the rectangle `goal` (A*), or None."""
@@ -193,7 +192,7 @@ class GrownMap:
                 continue
             parent[v] = back
             if v == GOAL:
-                return self._unwind(parent, start, end[back][1])
+                return self._unwind(parent, start, tuple(map(int, end[back][1])))
             if end[v][0] < math.inf:
                 heapq.heappush(heap, (cost + end[v][0], 0.0, GOAL, v))
             for w, metres, lock in first if v == START else self.edges(v):
@@ -215,10 +214,11 @@ class GrownMap:
         heads = np.concatenate([xy, ends.reshape(-1, 2)])
         free, metres = ~_hits(tails, heads, boxes).any(1), np.hypot(*(heads - tails).astype(float).T) / self.scale
         n, ids = len(xy), [START, *corners]
-        first = [(ids[i], metres[i], 0) for i in np.flatnonzero(free[:n]) if i]
+        first = [(ids[i], float(metres[i]), 0) for i in np.flatnonzero(free[:n]) if i]
         to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [1 + crossings, 1 + corners]
-        end = {ids[i]: (to_goal[k, i], tuple(map(int, ends[k, i]))) for i, k in enumerate(to_goal.argmin(0))}
-        return first, end, dict(zip(ids, metres[n : 2 * n], strict=True))
+        best = ends[to_goal.argmin(0), range(n)].tolist()
+        end = dict(zip(ids, zip(to_goal.min(0).tolist(), best, strict=True), strict=True))
+        return first, end, dict(zip(ids, metres[n : 2 * n].tolist(), strict=True))
 
     def _unwind(self, parent: dict[int, int], start: Point, end: Point) -> list[Point]:
         """The points of the path that A* found, without those that lie straight between their neighbours."""
@@ -238,10 +238,13 @@ class GrownMap:
 
 
 def _hits(p: np.ndarray, q: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Which closed segments p-q ([n, 2] or [1, 2]) of positive length meet which open boxes [m, 4]: bool [n, m].
+    """Which closed segments p-q ([n, 2] each) of positive length meet which open boxes [m, 4]: bool [n, m].
 
     Separating axes: x, y and the segment's normal. Exact, as all values are integers.
     """
+    rows = max(1, BATCH // max(1, len(boxes)))
+    if len(p) > rows:
+        return np.concatenate([_hits(p[i : i + rows], q[i : i + rows], boxes) for i in range(0, len(p), rows)])
     x0, y0, x1, y1 = boxes.T
     d, low, high = q - p, np.minimum(p, q), np.maximum(p, q)
     lines = np.stack([d[:, 0], -d[:, 1], 2 * (d[:, 1] * p[:, 0] - d[:, 0] * p[:, 1])], 1)  # [n, 3]
