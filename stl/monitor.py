@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
@@ -190,7 +190,8 @@ def _widened(atoms: list, keep: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> d
 
 
 def _leg(path: np.ndarray, i: int) -> str:
-    return f"segment {i}, {_point(path[i])} to {_point(path[i + 1])},"
+    start, end = path[i : i + 2].tolist()  # plain floats print faster
+    return f"segment {i}, {_point(start)} to {_point(end)},"
 
 
 def _collisions(task: Task, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> Iterator[Violation]:
@@ -334,7 +335,7 @@ def _short(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def _point(waypoint: np.ndarray) -> str:
+def _point(waypoint: Sequence[float]) -> str:
     return f"[{','.join(map(_short, waypoint))}]"
 
 

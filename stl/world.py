@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,8 @@ MAX_NODES = 2000  # operators and atoms of all formulas together
 MAX_WAYPOINTS = 10_000
 LIMIT = 1e6  # of a coordinate, size or speed: beyond it doubles are too coarse for the 1e-6 of slack
 _REQUIRED = ("id", "workspace", "robot", "obstacles", "regions")
-_KNOWN = (*_REQUIRED, "spec", "level", "witness", "plan")
-_IGNORED = ("tags", "target", "avoid", "length", "path", "tol")  # what files of cases carry beside the task
+# what may be absent; after the plan, what files of cases carry beside the task, which is not read
+_OPTIONAL = ("spec", "level", "witness", "plan", "tags", "target", "avoid", "length", "path", "tol")
 
 
 class TaskError(ValueError):
@@ -80,30 +80,27 @@ class Task:
     @classmethod
     def from_json(cls, data: object) -> Task:
         """Load and check a task. Raises TaskError, naming the field."""
-        _check_keys("task", data, _REQUIRED, (*_KNOWN, *_IGNORED))
-        robot = data["robot"]
-        _check_keys("robot", robot, ("half_width", "v_max", "start"), ("half_width", "v_max", "start"))
+        _check_keys("task", data, _REQUIRED, _OPTIONAL)
+        robot, plan = data["robot"], data.get("plan")
+        _check_keys("robot", robot, ("half_width", "v_max", "start"))
         obstacles, regions = _rects("obstacles", data["obstacles"]), _rects("regions", data["regions"])
         if both := obstacles.keys() & regions.keys():
             raise TaskError(f"regions: {min(both)!r} is also the name of an obstacle; names must be unique")
-        task = cls(
+        if plan is not None and not (isinstance(plan, list) and all(isinstance(leg, dict) for leg in plan)):
+            raise TaskError(f"plan: expected a list of objects, the arguments of plan_path; found {brief(plan)}")
+        half_width = _number("robot.half_width", robot["half_width"], above=0.0)
+        v_max = _number("robot.v_max", robot["v_max"], above=0.0)
+        return cls(
             id=_text("id", data["id"]),
             workspace=_rect("workspace", data["workspace"]),
-            robot=Robot(
-                _number("robot.half_width", robot["half_width"], above=0.0),
-                _number("robot.v_max", robot["v_max"], above=0.0),
-                tuple(_numbers("robot.start", robot["start"], ("x", "y"))),
-            ),
+            robot=Robot(half_width, v_max, tuple(_numbers("robot.start", robot["start"], ("x", "y")))),
             obstacles=obstacles,
             regions=regions,
             spec=_spec(data.get("spec", []), regions),
             level=None if data.get("level") is None else _text("level", data["level"]),
             witness=None if data.get("witness") is None else _witness(data["witness"]),
-            plan=data.get("plan"),
+            plan=plan,
         )
-        if task.plan is not None and not (isinstance(task.plan, list) and all(isinstance(e, dict) for e in task.plan)):
-            raise TaskError(f"plan: expected a list of objects, the arguments of plan_path; found {brief(task.plan)}")
-        return task
 
     @classmethod
     def from_file(cls, path: str | Path) -> Task:
@@ -119,17 +116,17 @@ class Task:
 
     def to_json(self) -> dict:
         """The task as `from_json` reads it; what is absent is left out."""
-        robot = {
-            "half_width": _plain(self.robot.half_width),
-            "v_max": _plain(self.robot.v_max),
-            "start": [_plain(v) for v in self.robot.start],
+        half_width, v_max = _plain((self.robot.half_width, self.robot.v_max))
+        data = {
+            "id": self.id,
+            "workspace": _plain(self.workspace),
+            "robot": {"half_width": half_width, "v_max": v_max, "start": _plain(self.robot.start)},
+            "obstacles": {name: _plain(rect) for name, rect in self.obstacles.items()},
+            "regions": {name: _plain(rect) for name, rect in self.regions.items()},
+            "spec": list(self.spec),
         }
-        out = {"id": self.id, "workspace": [_plain(v) for v in self.workspace], "robot": robot}
-        out["obstacles"] = {name: [_plain(v) for v in rect] for name, rect in self.obstacles.items()}
-        out["regions"] = {name: [_plain(v) for v in rect] for name, rect in self.regions.items()}
-        out["spec"] = list(self.spec)
         extras = {"level": self.level, "witness": self.witness, "plan": self.plan}
-        return out | {key: value for key, value in extras.items() if value is not None}
+        return data | {key: value for key, value in extras.items() if value is not None}
 
     def hash(self) -> str:
         """Hex sha256 of the map, the robot and the formulas: equal for tasks that differ in name or order alone."""
@@ -139,19 +136,18 @@ class Task:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(value: float) -> float | int:
-    return int(value) if value == int(value) else float(value)
+def _plain(values: Iterable[float]) -> list[float | int]:
+    return [int(v) if v == int(v) else float(v) for v in values]
 
 
-def _check_keys(field: str, data: object, required: tuple[str, ...], known: tuple[str, ...]) -> None:
+def _check_keys(field: str, data: object, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     if not isinstance(data, Mapping):
         raise TaskError(f"{field}: expected an object with {', '.join(required)}; found {brief(data)}")
     for key in data:
-        if not (isinstance(key, str) and (key in known or key.startswith("_"))):
-            raise TaskError(f"{field}: unknown key {brief(key)}{nearest(key, known)}")
-    for key in required:
-        if key not in data:
-            raise TaskError(f"{field}: the key '{key}' is missing; expected {', '.join(required)}")
+        if key not in required + optional and not (isinstance(key, str) and key.startswith("_")):
+            raise TaskError(f"{field}: unknown key {brief(key)}{nearest(key, required + optional)}")
+    if missing := [key for key in required if key not in data]:
+        raise TaskError(f"{field}: {missing[0]!r} is missing; expected {', '.join(required)}")
 
 
 def _text(field: str, value: object) -> str:
