@@ -34,10 +34,10 @@ LEG = (
     "The next leg goes to {region}{details}.",
     "From here to {region}{details}.",
 )
-FIRST_LEG = ("First, the way to {region}{details}.", "I start with {region}{details}.", "First comes {region}{details}.")
+FIRST_LEG = ("First, the way to {region}{details}.", "I start with {region}{details}.", "To begin: {region}{details}.")
 LEAVE = ("leaving at {t}", "setting off only at {t}")
 KEEP_OUT = ("keeping out of {names}", "avoiding {names}", "staying clear of {names}")
-HOLD = ("waiting there until {t}", "and staying until {t}", "holding there until {t}")
+HOLD = ("waiting there until {t}", "staying there until {t}", "holding there until {t}")
 ARRIVED = ("That leg ends at t = {t}.", "It is now t = {t}.", "So this leg is over at {t}.")
 CHECK = ("Let me verify the whole path.", "Now I check the joined waypoints.", "All legs are there; I check them.")
 GOOD = ("The check finds nothing wrong.", "Every formula holds.", "The path passes, so this is my answer.")

@@ -7,7 +7,7 @@ import json
 import math
 
 from stl.formula import decimal
-from stl.monitor import Verdict, Violation, check
+from stl.monitor import Verdict, check, malformed
 from stl.world import Rect, Task
 
 MAX_ANSWER_CHARS = 200_000
@@ -90,7 +90,7 @@ def read_answer(text: str | None) -> tuple[list[list[float]] | None, str | None]
     text = text if isinstance(text, str) else ""
     start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
     if start < 0:
-        return None, "no answer: there is no <answer>...</answer> block"
+        return None, "there is no <answer>...</answer> block"
     block = text[start + len("<answer>") : text.find("</answer>", start)]
     if len(block) > MAX_ANSWER_CHARS:
         return None, f"the answer has {len(block)} characters; at most {MAX_ANSWER_CHARS} are read"
@@ -108,9 +108,7 @@ def read_answer(text: str | None) -> tuple[list[list[float]] | None, str | None]
 def grade(task: Task, text: str | None) -> Verdict:
     """The exact verdict on the answer in `text`; a missing or malformed answer fails with a "format" violation."""
     waypoints, problem = read_answer(text)
-    if problem:
-        return Verdict(ok=False, clauses=None, violations=[Violation("format", problem)], text=problem)
-    return check(task, waypoints)
+    return malformed(problem) if problem else check(task, waypoints)
 
 
 def _shape_problem(waypoints: object) -> str | None:

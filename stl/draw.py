@@ -1,0 +1,227 @@
+"""Pictures of a task and a path: PNG, SVG, or a GIF in which the robot moves and the formulas turn true.
+
+Left the map, with the path coloured by time, the area that the body sweeps, and times at the waypoints; the body is
+drawn where the robot starts, waits and ends. Right the formulas, marked by truth. Colours suit the colour-blind.
+Import this module only where a picture is wanted: it is the one in stl/ that needs matplotlib.
+"""
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path as Outline
+from matplotlib.patheffects import withStroke
+from PIL import Image
+
+from stl.formula import In, Out, decimal, walk
+from stl.monitor import Verdict, check
+from stl.world import Rect, Task
+
+ENDINGS = (".png", ".svg", ".gif")
+INK, SOFT, WALL, BODY, TRUE, FALSE = "#1f2933", "#7b8794", "#616e7c", "#0072b2", "#00735c", "#b8420f"
+ROLES = {"visit": "#009e73", "keep out": "#d55e00", "both": "#8a5fbf", "unused": "#9aa5b1"}  # of regions in formulas
+TINT = "2a"  # alpha of a region's filling
+MARKS = {None: ("·", INK), True: ("✓", TRUE), False: ("✗", FALSE)}
+MAP, SIDE, LINE, WRAP = 5.6, 4.0, 0.205, 46  # inches: map, column of formulas, a line in it; characters of a line
+SHIFTS = [(13, 8), (-13, 8), (13, -8), (-13, -8), (0, 13), (0, -13), (24, 0), (-24, 0)]  # points, from dot to time
+FRAMES, FRAME_MS, LAST_MS = 120, 70, 2500  # of a GIF
+
+
+def draw(task: Task, waypoints: list[list[float]] | None = None, path: str | Path = "out.png") -> None:
+    """Draw the map, and with `waypoints` [[t, x, y], ...] the path and its verdict, into a .png, .svg or .gif file.
+
+    A malformed path is not drawn; the reason is written instead. A frame of a GIF marks the formulas that would hold
+    if the robot stopped there for good. ValueError for another file ending; OSError if the file cannot be written.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise ValueError(f"{path}: a picture's ending must be one of {', '.join(ENDINGS)}, not {ending!r}")
+    with rc_context({"font.family": "DejaVu Sans", "svg.hashsalt": "stl"}):
+        sheet = _Sheet(task, waypoints)
+        if ending == ".gif":
+            sheet.animate(path)
+        else:
+            sheet.draw_path()
+            options = {"metadata": {"Date": None}} if ending == ".svg" else {"dpi": 160}
+            sheet.figure.savefig(path, format=ending[1:], **options)
+
+
+class _Sheet:
+    """A figure with the map on the left and the column of formulas on the right; its methods add the path."""
+
+    def __init__(self, task: Task, waypoints: list[list[float]] | None):
+        self.task, self.verdict = task, None if waypoints is None else check(task, waypoints)
+        drawn = self.verdict is not None and self.verdict.clauses is not None
+        self.way = np.array(waypoints if drawn else [[0.0, *task.robot.start]], float)  # [n, 3]
+        self.end = float(self.way[-1, 0])
+        space, rows = task.workspace, self._rows()
+        ratio = (space.xmax - space.xmin) / (space.ymax - space.ymin)
+        wide, high = MAP * min(1, max(ratio, 0.1)), MAP * min(1, max(1 / ratio, 0.1))
+        width, height = wide + SIDE + 0.5, max(high + 0.75, (len(rows) + 4) * LINE)
+        self.figure = Figure((width, height))
+        FigureCanvasAgg(self.figure)
+        place = [0.2 / width, (height - high - 0.2) / height, wide / width, high / height]
+        x, y = (space.xmin, space.xmax), (space.ymin, space.ymax)
+        self.board = self.figure.add_axes(place, xlim=x, ylim=y, xticks=[], yticks=[])
+        self.side = self.figure.add_axes([1 - SIDE / width, 0, SIDE / width, 1], xlim=(0, SIDE), ylim=(height, 0))
+        self.side.axis("off")
+        self.texts = [(clause, self.side.text(indent, 0.38 + i * LINE, words, parse_math=False, **style))
+                      for i, row in enumerate(rows) for clause, indent, words, style in row]
+        self.taken: list[np.ndarray] = []  # boxes on the map that labels should not cover, in pixels
+        self._draw_map()
+        if self.end > 0:  # the scale of the path's colours
+            scale = self.figure.add_axes([place[0], place[1] - 0.2 / height, place[2], 0.09 / height], yticks=[])
+            scale.imshow(self._colours(np.linspace(0, self.end, 256))[None], aspect="auto", extent=(0, self.end, 0, 1))
+            scale.set_frame_on(False)
+            scale.tick_params(labelsize=8, labelcolor=SOFT, color=SOFT, length=2)
+            scale.set_xlabel("time, s", fontsize=8, color=SOFT, labelpad=1)
+
+    def _rows(self) -> list[list[tuple[int | str, float, str, dict]]]:
+        """The lines of the right column, each a list of texts: (formula or kind of text, indent, words, style)."""
+        task, verdict = self.task, self.verdict or Verdict(False, None, [], "")
+        metres = np.hypot(*np.diff(self.way[:, 1:], axis=0).T).sum()
+        facts = f"half-width {decimal(task.robot.half_width)} m, at most {decimal(task.robot.v_max)} m/s"
+        facts = f"{metres:.1f} m in {self.end:.1f} s, {facts}" if verdict.clauses else facts
+        rows = [[("head", 0, task.id[:40], {"fontsize": 13, "weight": "bold", "color": INK})],
+                [("head", 0, facts, {"fontsize": 8.5, "color": SOFT})], []]
+        for i, (formula, holds) in enumerate(zip(task.spec, verdict.clauses or [None] * len(task.spec), strict=True)):
+            style = {"fontsize": 10, "color": MARKS[holds][1]}
+            lines = textwrap.wrap(formula, WRAP, max_lines=4, subsequent_indent="    ", placeholder=" ...")
+            rows += [[(i, 0.25, line, style)] for line in lines]
+            rows[-len(lines)].append((i, 0, MARKS[holds][0], style))
+        if self.verdict:
+            style = {"fontsize": 10, "weight": "bold", "color": MARKS[verdict.ok][1]}
+            rows += [[], [("result", 0, "The path is right." if verdict.ok else "The path fails.", style)]]
+        for violation in verdict.violations[:6]:
+            lines = textwrap.wrap(violation.text, WRAP + 10, max_lines=3, placeholder=" ...")
+            rows += [[("result", 0, line, {"fontsize": 8.5, "color": FALSE})] for line in lines]
+        return rows
+
+    def _draw_map(self) -> None:
+        """Regions by their role in the formulas, obstacles, names, and the legend."""
+        atoms = [node for formula in self.task.formulas for node in walk(formula) if isinstance(node, In | Out)]
+        used = {}
+        for name, rect in self.task.regions.items():
+            kinds = {type(atom) for atom in atoms if atom.region == name}
+            role = "both" if len(kinds) > 1 else "visit" if In in kinds else "keep out" if kinds else "unused"
+            colour = used[role] = ROLES[role]
+            self._box(rect, facecolor=colour + TINT, edgecolor=colour, linewidth=1.2, zorder=1)
+            self._label(((rect.xmin + rect.xmax) / 2, (rect.ymin + rect.ymax) / 2), name, [(0, 0)], 9, weight="bold")
+        for rect in self.task.obstacles.values():
+            self._box(rect, facecolor=WALL, edgecolor=WALL, linewidth=0.4, zorder=3)
+            self.taken.append(self.board.transData.transform([rect[:2], rect[2:]]).ravel())
+        x, y = 0.0, self.side.get_ylim()[0] - 0.2
+        for words, colour in [*used.items(), ("obstacle", WALL)]:
+            fill = colour if words == "obstacle" else colour + TINT
+            self.side.add_patch(Rectangle((x, y - 0.11), 0.13, 0.13, facecolor=fill, edgecolor=colour))
+            self.side.text(x + 0.19, y, words, fontsize=8.5, color=SOFT)
+            x += 0.4 + 0.07 * len(words)
+
+    def _colours(self, times: np.ndarray) -> np.ndarray:
+        return colormaps["plasma"](0.8 * times / max(self.end, 1e-9))
+
+    def _box(self, rect: Rect, **style) -> Rectangle:
+        return self.board.add_patch(Rectangle(rect[:2], rect.xmax - rect.xmin, rect.ymax - rect.ymin, **style))
+
+    def _label(self, place: tuple, words: str, shifts: list, size: float, must: bool = True, **style) -> None:
+        """Write `words` beside a point of the map at the shift that covers least; only if it covers nothing or must."""
+        scale = self.figure.dpi / 72
+        centres = self.board.transData.transform(place) + np.multiply(shifts, scale)
+        half = np.array([0.3 * len(words) + 0.1, 0.55]) * size * scale
+        boxes, taken = np.concatenate([centres - half, centres + half], 1), np.array(self.taken).reshape(-1, 1, 4)
+        covered = ((boxes[:, :2] < taken[..., 2:]) & (taken[..., :2] < boxes[:, 2:])).all(2).sum(0)  # per shift
+        best = int(covered.argmin())
+        if must or not covered[best]:
+            self.taken.append(boxes[best])
+            style |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "ha": "center", "va": "center"}
+            self.board.annotate(words, place, shifts[best], textcoords="offset points", color=INK, fontsize=size,
+                                zorder=7, **style)
+
+    def draw_path(self) -> None:
+        """The whole path: swept area, line, faulty segments, waypoints with times, bodies at the stops."""
+        points = self.way[:, 1:]
+        swept = _sweep(points, self.task.robot.half_width)
+        self.board.add_patch(PathPatch(swept, color=BODY, alpha=0.1, linewidth=0, zorder=2))
+        for violation in self.verdict.violations if self.verdict else []:
+            if violation.segment is not None and self.end > 0:
+                ends = points[violation.segment : violation.segment + 2]
+                self.board.plot(*ends.T, color=FALSE, linewidth=7, alpha=0.5, zorder=3.5, solid_capstyle="round")
+        self.board.scatter(*points.T, s=14, color=self._colours(self.way[:, 0]), zorder=5)
+        line = self._line(self.end)
+        self.taken += [np.tile(xy, 2) for xy in self.board.transData.transform(np.array(line.get_segments())[:, 0])]
+        words, stops = {}, set()
+        stays = np.split(self.way, np.flatnonzero(np.diff(points, axis=0).any(1)) + 1)  # waypoints of equal position
+        for i, stay in enumerate(stays):
+            (t, x, y), leave = stay[0], stay[-1, 0]
+            name = "start " if i == 0 else "end " if i == len(stays) - 1 else ""
+            words.setdefault((x, y), []).append(f"{name}{t:.1f}" + (f"–{leave:.1f}" if leave > t else ""))
+            if name or leave > t:
+                stops.add((x, y))
+                self._body(x, y)
+        for place in sorted(words, key=lambda place: place not in stops):
+            self._label(place, ", ".join(words[place][:4]), SHIFTS, 8, must=place in stops)
+
+    def _line(self, until: float) -> LineCollection:
+        """The path up to a time, coloured by time."""
+        t, x, y = self.way.T
+        times = np.union1d(np.linspace(0, self.end, 400), t)
+        times = times[times <= until]
+        points = np.stack([np.interp(times, t, x), np.interp(times, t, y)], 1)
+        pieces = np.stack([points, np.roll(points, -1, 0)], 1)[: max(1, len(points) - 1)]  # [n, 2 ends, 2]
+        line = LineCollection(pieces, colors=self._colours(times), linewidths=2.4, capstyle="round", zorder=4)
+        return self.board.add_collection(line, autolim=False)
+
+    def _body(self, x: float, y: float) -> Rectangle:
+        body = Rect(x, y, x, y).grown(self.task.robot.half_width)
+        return self._box(body, facecolor=BODY + "40", edgecolor=BODY, linewidth=1.4, zorder=3.8)
+
+    def animate(self, path: str | Path) -> None:
+        """A GIF: trail, body, clock and formulas drawn for each moment over a fixed background."""
+        canvas, frames = self.figure.canvas, []
+        clock = self.side.text(SIDE - 0.25, 0.38, "", fontsize=13, color=INK, ha="right")
+        for text in [clock, *(text for kind, text in self.texts if kind != "head")]:
+            text.set_animated(True)
+        canvas.draw()
+        background = canvas.copy_from_bbox(self.figure.bbox)
+        for now in np.linspace(0, self.end, FRAMES if self.end else 1):
+            clock.set_text(f"t = {now:.1f} s")
+            canvas.restore_region(background)
+            for artist in [clock, *self._moment(now)]:
+                self.figure.draw_artist(artist)
+            frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
+        palette = frames[-1].quantize(255, kmeans=1)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+        pauses = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=pauses, loop=0)
+
+    def _moment(self, now: float) -> list[Artist]:
+        """What a frame shows at a time: trail, body and formulas; a formula counts as false only at the end."""
+        t = self.way[:, 0]
+        here = [float(np.interp(now, t, column)) for column in self.way.T]
+        truths = check(self.task, [*self.way[t <= now].tolist(), here]).clauses or []
+        artists = [self._line(now), self._body(*here[1:])]
+        for artist in artists:
+            artist.remove()  # from the background
+        for kind, text in self.texts:
+            if isinstance(kind, int) and self.verdict:
+                mark, colour = MARKS[truths[kind] or (False if now == self.end else None)]
+                text.set(color=colour, text=mark if text.get_position()[0] == 0 else text.get_text())
+            if isinstance(kind, int) or (kind == "result" and now == self.end):
+                artists.append(text)
+        return artists
+
+
+def _sweep(points: np.ndarray, r: float) -> Outline:
+    """The area that the body covers: one hexagon a segment, all turning the same way, so that they fill as one."""
+    shapes = []
+    for (x, y), (u, v) in zip(points, np.concatenate([points[1:], points[-1:]]), strict=True):
+        a, b = r if u >= x else -r, r if v >= y else -r
+        shape = [(x - a, y - b), (x + a, y - b), (u + a, v - b), (u + a, v + b), (u - a, v + b), (x - a, y + b)]
+        shapes.append(Outline([*(shape if a * b > 0 else shape[::-1]), (0, 0)], closed=True))
+    return Outline.make_compound_path(*shapes)
