@@ -55,8 +55,12 @@ class ModelConfig:
     def layers(self) -> tuple[str, ...]:
         return self.layer_types or ("full_attention",) * self.num_hidden_layers
 
+    def full_name(self, name: str) -> str:
+        """The name in a Hugging Face checkpoint of this model's parameter or module `name`."""
+        return name if name.startswith("lm_head") else self.prefix + name
+
     @classmethod
-    def from_json(cls, data: dict) -> "ModelConfig":
+    def from_json(cls, data: dict, prefix: str | None = None) -> "ModelConfig":
         """From a parsed config.json, of a multimodal one its text_config. ValueError names what is not supported."""
         wrapped = "text_config" in data
         tied = {"tie_word_embeddings": data.get("tie_word_embeddings", False)}
@@ -72,7 +76,7 @@ class ModelConfig:
             "rope_theta": rope.get("rope_theta", 10000.0),
             "partial_rotary_factor": rope.get("partial_rotary_factor", 0.25 if hybrid else 1.0),
             "layer_types": tuple(text.get("layer_types") or kinds),
-            "prefix": "model.language_model." if wrapped else "model.",
+            "prefix": prefix or ("model.language_model." if wrapped else "model."),
         }
         return cls(**{name: filled[name] for name in cls.__dataclass_fields__ if name in filled})
 
