@@ -187,8 +187,8 @@ def test_answers_pass_the_check_as_printed(digits):
         low = rng.uniform(0, 10 - size)
         boxes = [[round(v, digits) for v in (*a, *(a + b))] for a, b in zip(low.tolist(), size, strict=True)]
         start = [round(v, digits) for v in rng.uniform(0.3, 9.7, 2)]
-        task = make(boxes[:7], {"Goal": boxes[7], "A": boxes[8]}, start, half_width=round(0.1 + rng.random() / 5, digits),
-                    v_max=round(rng.uniform(0.2, 3), 3))
+        half_width, v_max = round(rng.uniform(0.1, 0.3), digits), round(rng.uniform(0.2, 3), 3)
+        task = make(boxes[:7], {"Goal": boxes[7], "A": boxes[8]}, start, half_width=half_width, v_max=v_max)
         avoid = ["A"] if rng.random() < 0.5 else []
         path = plan_path(task, start, round(rng.uniform(0, 50), digits), "Goal", avoid=avoid, hold_until=60)
         if path:
@@ -332,7 +332,7 @@ def test_bad_arguments(query, word):
 
 def test_many_regions():
     """More regions than an int64 has bits."""
-    regions = {f"R{i}": (4, i / 10, 5, i / 10 + 0.1) for i in range(100)} | {"Goal": (8, 4, 9, 5)}
+    regions = {f"R{i}": (4, i / 10, 5, (i + 1) / 10) for i in range(100)} | {"Goal": (8, 4, 9, 5)}
     task = make([], regions, [1, 5])
     every = [f"R{i}" for i in range(100)]
     assert plan_path(task, [1, 5], goal_region="Goal", avoid=every) is None
