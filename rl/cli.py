@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -126,7 +127,7 @@ class Scripted:
     def _messages(self, task: Task) -> list[dict]:
         if self.name == "naive":
             path = expert.naive(task)
-            content = "There is no path to some region." if path is None else f"<answer>{path}</answer>"
+            content = "There is no path to some region." if path is None else f"<answer>{json.dumps(path)}</answer>"
             return [{"role": "assistant", "content": content}]
         if task.plan is None:
             raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy naive or a folder")

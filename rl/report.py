@@ -157,7 +157,8 @@ def _success(ax, measured: list[dict], steps: list[dict]) -> None:
             ax.plot(x, [row["levels"].get(level, {}).get("success") for row in own], linewidth=0.8,
                     linestyle="--" if temperature else ":", label=level)
     ax.set(title="success", xlabel="step", ylim=(-0.02, 1.02))
-    ax.legend(frameon=False, fontsize="small")
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize="small")
 
 
 def _learner(key: str):

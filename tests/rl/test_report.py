@@ -1,0 +1,107 @@
+"""Reports: intervals and estimators against their definitions, counts, and pictures that can be written."""
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.episode import Episode
+from rl.report import curves, eval_line, failure, pass_at, step_line, summarize, table, wilson
+
+
+def episode(level: str, group: int, ending: str = "answer", *problems: str) -> Episode:
+    """An ended episode whose verdict has these kinds of problems; a success without any."""
+    made = Episode(SimpleNamespace(level=level), seed=0, group=group)
+    made.append([1, 2])
+    made.append([3] * 10, [-0.5] * 10)
+    made.turns = 2
+    verdict = SimpleNamespace(ok=not problems, violations=[SimpleNamespace(kind=kind) for kind in problems])
+    made.end(ending, verdict if ending == "answer" else None)
+    return made
+
+
+EPISODES = [
+    episode("L0", 0), episode("L0", 0, "answer", "speed", "clause"), episode("L0", 1), episode("L0", 1),
+    episode("L1", 2, "turns"), episode("L1", 2, "answer", "collision"),
+]
+
+
+def test_wilson_on_published_values():
+    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)  # values of statsmodels
+    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(1.0, 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert wilson(0.0, 0) == (0.0, 1.0)
+
+
+@given(st.floats(0, 1), st.integers(1, 10_000))
+def test_wilson_holds_the_rate(rate, n):
+    low, high = wilson(rate, n)
+    assert 0 <= low <= rate + 1e-12 and rate - 1e-12 <= high <= 1
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_mean_over_all_choices(n, data):
+    successes, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    outcomes = [i < successes for i in range(n)]
+    choices = list(itertools.combinations(outcomes, k))
+    assert pass_at(k, n, successes) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_failures_go_by_the_first_problem():
+    assert [failure(e) for e in EPISODES] == [None, "speed", None, None, "missing", "collision"]
+
+
+def test_summary_counts():
+    summary = summarize(EPISODES)
+    expected = {"tasks": 3, "episodes": 6, "successes": 3, "success": 0.5, "reward": 0.5,
+                "groups": {"fail": 1, "mixed": 1, "succeed": 1}, "endings": {"answer": 5, "turns": 1},
+                "failures": {"speed": 1, "missing": 1, "collision": 1}, "turns": 2, "tokens": 10}
+    assert {key: summary[key] for key in expected} == expected
+    assert summary["interval"] == list(wilson(0.5, 3))  # tasks, not samples
+    assert summary["pass_at"] == pytest.approx({"1": 0.5, "2": 2 / 3})
+    assert list(summary["levels"]) == ["L0", "L1"] and summary["levels"]["L0"]["success"] == 0.75
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_uneven_groups_give_the_k_that_all_have():
+    assert list(summarize(EPISODES[:3])["pass_at"]) == ["1"]
+    eight = [episode("L0", 0, "answer", *(["clause"] if i else [])) for i in range(6)]
+    assert summarize(eight)["pass_at"] == pytest.approx({"1": 1 / 6, "2": 1 / 3, "4": 2 / 3, "6": 1.0})
+
+
+def test_table_has_a_row_a_level():
+    lines = table(summarize(EPISODES)).splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["level", "L0", "L1", "all"]
+    assert lines[1].split()[1:5] == ["2", "4", "3", "0.75"] and "pass@2" in lines[0]
+    assert "too fast 1 (17%)" in lines[-2] and "turns 1 (17%)" in lines[-1]
+    assert "none" in table(summarize([episode("L0", 0)]))
+
+
+LIVE = {"entropy": 0.5, "clip_low": 0.01, "clip_high": 0.02, "mismatch_mean": 1e-6, "mismatch_k3": 1e-9,
+        "grad_norm": 0.75, "skipped": 0}
+IDLE = {"grad_norm": 0.0, "skipped": 1}
+
+
+def rows() -> list[dict]:
+    made = [{"stage": "sft", "step": i, "loss": 3 / i, "entropy": 2 / i, "grad_norm": 1.0} for i in range(1, 5)]
+    made += [{"stage": "grpo", "step": i, **summarize(EPISODES), "learner": [LIVE, IDLE] if i % 2 else [IDLE],
+              "time": {"sample": 5.25}} for i in range(1, 5)]
+    return made + [{"stage": "eval", "of": stage, "step": step, "temperature": heat, **summarize(EPISODES[:step])}
+                   for stage, step, heat in (("sft", 4, 1.0), ("sft", 4, 0.0), ("grpo", 2, 1.0), ("grpo", 6, 1.0))]
+
+
+def test_lines():
+    live, idle = rows()[4:6]
+    line = step_line(live)
+    assert all(part in line for part in ("step 1: reward 0.500", "L0 0.75 L1 0.00", "entropy 0.500", "sample 5.2s"))
+    assert "entropy" not in step_line(idle)
+    assert "grpo step 6: held-out success 0.500" in eval_line(rows()[-1])
+
+
+@pytest.mark.parametrize("chosen", [rows(), rows()[:4], rows()[5:6], []])
+def test_curves_are_drawn_from_whatever_there_is(tmp_path, chosen):
+    chosen = json.loads(json.dumps(chosen))  # as they come from the log
+    curves(chosen, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

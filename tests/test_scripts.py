@@ -1,0 +1,176 @@
+"""sample.py and eval.py as a user meets them: what they print, and one line and exit code 2 for a user's mistake."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eval as eval_script
+import sample as sample_script
+from rl import cli
+from rl.episode import Episode
+from stl.levels import make_task
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = make_task("L0", "eval", 0).to_json()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A folder without runs."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: Path, **changes) -> str:
+    data = {key: value for key, value in (TASK | changes).items() if value is not None}
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+def mistake(capsys, main, *argv: str) -> str:
+    """What the script says on stderr; checks that it is one line with exit code 2."""
+    try:
+        code = main(list(argv))
+    except SystemExit as stop:  # argparse leaves this way
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err, err
+    return err
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--policy", "exprt"], "give expert, naive, a run folder or a model folder"),
+    (["--level", "L9"], "the levels are L0, L1"),
+    (["--seed", "-1"], "at least 0"),
+    (["--seed", "1" * 30], "at least 0"),
+    (["--temperature", "nan"], "from 0 to 100"),
+    (["--draw", "picture.bmp"], ".png, .svg, .gif"),
+    (["--draw", "absent/picture.png"], "no such folder"),
+    (["--task", "absent.json"], "absent.json"),
+    (["--task", "x.json", "--level", "L1"], "give one of the two"),
+    (["--colour"], "unrecognized"),
+])
+def test_sample_names_the_mistake(capsys, argv, said):
+    assert said in mistake(capsys, sample_script.main, *argv)
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--level", "L0,LX"], "the levels are L0, L1"),
+    (["--level", "L0,"], "unknown level ''"),
+    (["--tasks", "0"], "at least 1"),
+    (["--samples", "two"], "at least 1"),
+    (["--json", "absent/x.json"], "no such folder"),
+    (["--policy", "absent"], "absent"),
+])
+def test_eval_names_the_mistake(capsys, argv, said):
+    assert said in mistake(capsys, eval_script.main, *argv)
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"robot": None}, "robot"),
+    ({"robot": {"half_width": -1, "v_max": 1, "start": [1, 1]}}, "robot.half_width"),
+    ({"spec": ["F[0,5] in(Z)"]}, "spec[0]"),
+    ({"obstacels": {}}, "obstacles"),
+    ({"regions": {"A": [0, 0, 0, 1]}}, "regions.A"),
+    ({"plan": None}, "no plan"),
+    ({"plan": [{"goal": "A"}]}, "the plan cannot be shown"),
+])
+def test_a_broken_task_file_is_named(capsys, tmp_path, changes, said):
+    assert said in mistake(capsys, sample_script.main, "--task", write(tmp_path / "t.json", **changes))
+
+
+def test_a_file_that_is_no_json(capsys, tmp_path):
+    (tmp_path / "t.json").write_bytes(b"\xff\x00{")
+    assert "t.json" in mistake(capsys, sample_script.main, "--task", str(tmp_path / "t.json"))
+
+
+def test_the_expert_is_shown_with_calls_answers_and_verdict(capsys, tmp_path):
+    assert sample_script.main(["--level", "L0", "--draw", str(tmp_path / "p.png")]) == 0
+    out = capsys.readouterr().out
+    parts = "task L0-eval-0", "Formulas:\n1. ", "plan_path(start=[", "Path found", "<answer>[[", "verdict: solved"
+    assert all(part in out for part in parts)
+    assert "\x1b" not in out  # colour is for terminals
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failure_gives_its_reasons(capsys, tmp_path):
+    file = write(tmp_path / "t.json", spec=["F[0,1] in(A)", "F[0,99] in(B)"], plan=None, witness=None)
+    assert sample_script.main(["--policy", "naive", "--task", file]) == 0
+    out = capsys.readouterr().out
+    assert "verdict: failed" in out and "fails  F[0,1] in(A)" in out and "holds  F[0,99] in(B)" in out
+    assert "never holds within [0,1]" in out
+
+
+@pytest.mark.parametrize("start, word", [([0.1, 5], "workspace"), ([5, 5], "W1")])
+def test_a_start_that_cannot_be_right_is_warned_of(capsys, tmp_path, start, word):
+    robot = {"half_width": 0.2, "v_max": 1, "start": start}
+    file = write(tmp_path / "t.json", robot=robot, obstacles={"W1": [4, 4, 6, 6]}, plan=None, witness=None)
+    assert sample_script.main(["--policy", "naive", "--task", file]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("warning: no path can be right") and word in err
+
+
+def test_text_of_a_model_cannot_reach_the_terminal(capsys):
+    episode = Episode(make_task("L0", "eval", 0), seed=0)
+    arguments = {"plan_path": '{"start": "\\u001b[2J"}', "x\x1b]0;title\x07": "[" * 5000}
+    calls = [{"function": {"name": name, "arguments": text}} for name, text in arguments.items()]
+    episode.messages = [{"role": "prompt", "content": "P"},
+                        {"role": "assistant", "content": "a\x1b[31m\r\u202e\ud800\nb", "tool_calls": calls}]
+    episode.end("length")
+    sample_script.print_episode(episode)
+    out = capsys.readouterr().out
+    assert not any(ord(c) < 32 and c != "\n" or c in "\u202e\ud800" for c in out)
+    assert "a\\x1b[31m\\r\\u202e\\ud800\n  b" in out and "without an answer to grade: length" in out
+
+
+def test_eval_counts(capsys, tmp_path):
+    argv = ["--policy", "expert", "--level", "L0,L1", "--tasks", "3", "--samples", "2", "--json", "r.json"]
+    assert eval_script.main(argv) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["success"] == 1.0 and result["tasks"] == 6
+    assert result["levels"]["L1"]["pass_at"] == {"1": 1.0, "2": 1.0}
+    assert [outcome["task"] for outcome in result["outcomes"][:3]] == ["L0-eval-0", "L0-eval-0", "L0-eval-1"]
+    assert capsys.readouterr().out.splitlines()[0].split()[0] == "level"
+
+
+def test_naive_fails_nearly_always(capsys):
+    tasks = [make_task(level, "eval", i) for level in ("L0", "L1") for i in range(10)]
+    episodes = cli.Scripted("naive").play(tasks, 1)
+    assert sum(episode.reward for episode in episodes) <= 4
+    assert [episode.group for episode in episodes] == list(range(20))
+
+
+def test_interrupt_is_one_line(capsys):
+    def stop():
+        raise KeyboardInterrupt
+    assert cli.run_script("eval.py", stop) == 1
+    assert capsys.readouterr().err == "\neval.py: interrupted\n"
+
+
+def test_faults_of_ours_are_not_dressed_as_mistakes():
+    def fault():
+        raise ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug"):
+        cli.run_script("eval.py", fault)
+
+
+def run(*argv: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("script", ["sample.py", "eval.py"])
+def test_help(script):
+    done = run(script, "--help")
+    assert done.returncode == 0 and "--policy" in done.stdout and f"python {script}" in done.stdout
+
+
+def test_the_expert_needs_no_torch():
+    code = "import sys, sample; code = sample.main(['--policy', 'expert']); sys.exit(code or 'torch' in sys.modules)"
+    assert run("-c", code).returncode == 0
+
+
+def test_a_closed_pipe_is_no_error():
+    code = f"{sys.executable} sample.py --policy expert | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
