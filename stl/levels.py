@@ -22,7 +22,7 @@ from statistics import mean
 
 from stl import expert
 from stl.formula import Formula, children
-from stl.mazes import Range, Redraw, key_door_maze, maze, room
+from stl.mazes import Range, Redraw, key_door_maze, maze, pick, room
 from stl.monitor import check
 from stl.planner import plan_path
 from stl.prompts import grade, system_prompt, user_prompt
@@ -57,7 +57,7 @@ def make_task(level: str, split: str, index: int) -> Task:
 
 
 def _draw(rng: Random, level: str, name: str) -> Task:
-    draft = _draw_timed(rng, _TIMED[level]) if level in _TIMED else _draw_key_doors(rng, _KEY_DOORS[level])
+    draft = _draw_timed(rng, _TIMED[level]) if level in _TIMED else _draw_key_doors(rng, *_KEY_DOORS[level])
     rng.shuffle(draft.spec)
     task = replace(draft.task, id=name, level=level, spec=tuple(draft.spec), witness=draft.path, plan=draft.plan)
     if not check(task, task.witness).ok:
@@ -129,9 +129,10 @@ class Timed:
 
 _room = partial(room, size=2000, half_width=30, obstacles=(4, 8), boxes=(150, 400), sides=(150, 350))
 _small = partial(room, size=1000, half_width=20, obstacles=(2, 4), boxes=(80, 200), sides=(100, 200))
-_maze = partial(maze, half_width=30, loops=0.25)
+_maze = partial(maze, half_width=30, loops=0.15)
 _VISITS = ("visit",) * 3
 _SIMPLE = ("visit", "visit", "hold", "hold", "until", "choice")
+_SILENT = ("until", "second", "round")  # forms of stops that another stop's formula or a ban's speaks of
 _RICH = ("visit", "hold", "until", "choice", "sequence", "sequence", "patrol")
 _TIMED = {
     "L0": Timed(_small, _VISITS, (2, 3), (0, 1), (1, 9), (3, 9), (2, 3), plain=True),
@@ -154,13 +155,10 @@ def _draw_timed(rng: Random, kind: Timed) -> Draft:
     bans = _bans(rng, kind, stops, dict(zip(names[max(order) + 1 :], hops, strict=True)))
     draft = Draft(task)
     for k, stop in enumerate(stops):
-        draft.go(stop, {ban.region for ban in bans if ban.first <= k <= ban.last}, partial(_stay, rng, kind))
-    draft.spec += [_ban_clause(rng, kind, ban, stops) for ban in bans]
-    done = set()
-    for k, stop in enumerate(stops):
-        if stop.form not in ("until", "second", *done):
-            draft.spec.append(_clause(rng, kind, stops, k, list(task.regions)))
-            done |= {"patrol"} & {stop.form}  # one clause for all its stops
+        draft.go(stop, {ban for ban, first, last, _ in bans if first <= k <= last}, partial(_stay, rng, kind))
+    draft.spec += [_ban_clause(rng, kind, stops, *ban) for ban in bans]
+    forms = [(k, stop.form) for k, stop in enumerate(stops)]
+    draft.spec += [_clause(rng, kind, stops, k, list(task.regions)) for k, form in forms if form not in _SILENT]
     if not kind.formulas[0] <= len(draft.spec) <= kind.formulas[1]:
         raise Redraw
     return draft
@@ -175,41 +173,32 @@ def _order(rng: Random, forms: list[str]) -> tuple[list[int], list[str]]:
     if "patrol" in forms:
         home, places = len(stops), rng.sample(range(len(stops) + 1), rng.randint(2, 3))
         for place in sorted(places, reverse=True):
-            stops.insert(place, "patrol")
+            stops.insert(place, "patrol" if place == min(places) else "round")
             order.insert(place, home)
     return order, stops
 
 
-@dataclass
-class Ban:
-    """A region that legs first..last keep out of; with `until`, as long as stop `last` has not been reached."""
+def _bans(rng: Random, kind: Timed, stops: list[Stop], hazards: dict[str, int]) -> list[tuple[str, int, int, bool]]:
+    """Regions to keep out of, the first and the last leg that do, and whether it is until the last one's arrival.
 
-    region: str
-    first: int
-    last: int
-    until: bool = False
-
-
-def _bans(rng: Random, kind: Timed, stops: list[Stop], hazards: dict[str, int]) -> list[Ban]:
-    """Each until keeps out of a region that is visited later or of a hazard in the way; other hazards get a window."""
+    An until keeps out of a region that is visited later or of a hazard on the way there; other hazards get a window.
+    """
     end, bans = len(stops) - 1, []
     if kind.plain:
-        return [Ban(name, 0, end) for name in hazards]
+        return [(name, 0, end, False) for name in hazards]
     for k, stop in enumerate(stops):
         if stop.form == "until":
             seen = {s.region for s in stops[: k + 1]}
             known = [name for name, hop in hazards.items() if hop <= k]
-            known += [s.region for s in stops[k + 1 :] if s.region not in seen]
-            if not known:
-                raise Redraw
-            bans.append(Ban(rng.choice(known), 0, k, until=True))
-            hazards.pop(bans[-1].region, None)
-    return bans + [Ban(name, rng.randint(0, hop), rng.randint(hop, end)) for name, hop in hazards.items()]
+            known += [s.region for s in stops if s.region not in seen]
+            bans.append((pick(rng, known), 0, k, True))
+            hazards.pop(bans[-1][0], None)
+    return bans + [(name, rng.randint(0, hop), rng.randint(hop, end), False) for name, hop in hazards.items()]
 
 
 def _stay(rng: Random, kind: Timed, stop: Stop) -> int | None:
     """Until when to stay at a stop. In plain levels that is the start of its window, at times before the arrival."""
-    if stop.form in ("until", "patrol"):
+    if stop.form in ("until", "patrol", "round"):
         return None
     if stop.wait is None and stop.form in ("visit", "choice"):
         if not kind.plain:
@@ -219,15 +208,15 @@ def _stay(rng: Random, kind: Timed, stop: Stop) -> int | None:
     return math.ceil(stop.arrive) + (stop.wait or 0) + (stop.dwell if stop.form == "hold" else 0)
 
 
-def _ban_clause(rng: Random, kind: Timed, ban: Ban, stops: list[Stop]) -> str:
-    stop, slack = stops[ban.last], rng.randint(*kind.slack)
-    if ban.until:
-        return f"out({ban.region}) U[0,{math.ceil(stop.arrive) + slack}] in({stop.region})"
-    a = math.ceil(stops[ban.first].depart)
+def _ban_clause(rng: Random, kind: Timed, stops: list[Stop], region: str, first: int, last: int, until: bool) -> str:
+    stop, slack = stops[last], rng.randint(*kind.slack)
+    if until:
+        return f"out({region}) U[0,{math.ceil(stop.arrive) + slack}] in({stop.region})"
+    a = math.ceil(stops[first].depart)
     b = math.ceil(stop.leave) + slack if stop is stops[-1] else math.floor(stop.leave)
     if a >= b:
         raise Redraw
-    return f"G[{a},{b}] out({ban.region})"
+    return f"G[{a},{b}] out({region})"
 
 
 def _clause(rng: Random, kind: Timed, stops: list[Stop], k: int, regions: list[str]) -> str:
@@ -255,30 +244,20 @@ def _clause(rng: Random, kind: Timed, stops: list[Stop], k: int, regions: list[s
 # ---- L6 to L8: collect each key before crossing its door, then reach the goal
 
 
-@dataclass(frozen=True)
-class KeyDoors:
-    """How tasks of one level are drawn."""
-
-    side: Range  # cells
-    cell: Range  # decimetres
-    doors: Range
-    shortcuts: Range  # how many of the doors
-    nested: int  # keys behind other doors, at least
-    formulas: int = 0  # at least; visits of keys in a window are added
-
-
+# Cells a side, their decimetres, doors, shortcut doors among them, keys behind other doors (at least), formulas (at
+# least; visits of keys in a window are added).
 _KEY_DOORS = {
-    "L6": KeyDoors((4, 5), (16, 20), (1, 2), (0, 0), 0),
-    "L7": KeyDoors((5, 6), (15, 18), (3, 4), (0, 1), 1),
-    "L8": KeyDoors((8, 9), (13, 14), (5, 6), (1, 2), 2, formulas=7),
+    "L6": ((4, 5), (16, 20), (1, 2), (0, 0), 0, 0),
+    "L7": ((5, 6), (15, 18), (3, 4), (1, 1), 1, 0),
+    "L8": ((8, 9), (13, 14), (5, 6), (1, 2), 2, 7),
 }
 
 
-def _draw_key_doors(rng: Random, kind: KeyDoors) -> Draft:
-    doors, shortcuts = rng.randint(*kind.doors), rng.randint(*kind.shortcuts)
-    task, keys = key_door_maze(rng, kind.side, kind.cell, 20, doors, shortcuts, kind.nested)
+def _draw_key_doors(rng: Random, side: Range, cell: Range, doors: Range, shortcuts: Range, nested: int,
+                    formulas: int) -> Draft:
+    task, keys = key_door_maze(rng, side, cell, 20, rng.randint(*doors), rng.randint(*shortcuts), nested)
     draft, locked = Draft(task), {key.replace("Key", "Door") for key in keys}
-    timed = rng.sample(keys, max(0, kind.formulas - doors - 1))
+    timed = rng.sample(keys, max(0, formulas - len(keys) - 1))
     for key in keys:
         stop, door = Stop(key, "until", rng.randint(5, 30)), key.replace("Key", "Door")
         draft.go(stop, locked, lambda stop: math.ceil(stop.arrive) + stop.wait if stop.region in timed else None)

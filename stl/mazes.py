@@ -58,7 +58,7 @@ def maze(rng: Random, side: Range, cell: Range, half_width: int, loops: float, o
     start, passages = cells.pop(), set(grid.edges()).difference(closed)
     for hop in hops:
         parent, _ = grid.search(passages, cells[order[hop - 1]] if hop else start)
-        cells.append(_pick(rng, [c for c in _way(parent, cells[order[hop]]) if c not in cells and c != start]))
+        cells.append(pick(rng, [c for c in _way(parent, cells[order[hop]]) if c not in cells and c != start]))
     places = [grid.place(rng, c, 2 * half_width + 40) for c in cells]
     names = _letters(rng, places)
     return _task(grid.size, half_width, 1.0, grid.middle(start), grid.walls(closed), names, places), names
@@ -93,10 +93,10 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
     opened, keys, gates = [0], [], []
 
     def free_cell(parts: list[int], *taken: int) -> int:
-        return _pick(rng, [c for c in parent if part[c] in parts and c not in keys and c not in taken])
+        return pick(rng, [c for c in parent if part[c] in parts and c not in keys and c not in taken])
 
     while len(gates) < doors:
-        beyond = _pick(rng, [c for c in behind if part[c] not in opened and part[parent[c]] in opened])
+        beyond = pick(rng, [c for c in behind if part[c] not in opened and part[parent[c]] in opened])
         keys.append(free_cell([0] if not nested else opened[-1:] if rng.random() < 0.6 else opened))
         gates.append((parent[beyond], beyond))
         opened.append(part[beyond])
@@ -106,7 +106,7 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
         raise Redraw
     for _ in range(shortcuts):  # at least four cells shorter, to a key that comes before the shortcut's own
         first = {c: i for i, key in reversed([*enumerate(keys)]) for c in _way(parent, key)}
-        gate = _pick(rng, [(u, v) for a, b in grid.edges() for u, v in ((a, b), (b, a)) if v in first
+        gate = pick(rng, [(u, v) for a, b in grid.edges() for u, v in ((a, b), (b, a)) if v in first
                            and depth[v] - depth[u] >= 5 and part[u] == part[v] and (u, v) not in gates])
         place = rng.randint(first[gate[1]] + 1, len(keys))
         keys.insert(place, free_cell([part[c] for c in keys[:place]], goal))
@@ -226,7 +226,7 @@ def _way(parent: dict[int, int], cell: int) -> list[int]:
     return way
 
 
-def _pick(rng: Random, options: list):
+def pick(rng: Random, options: list):
     if not options:
         raise Redraw
     return rng.choice(options)
