@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from model.lora import attach
 from model.optim import AdamW
+from model.qwen import ModelConfig, Qwen
 from rl.learner import Learner, pack, plan
 
 VOCAB = 11
@@ -294,3 +296,64 @@ def test_a_gradient_that_is_not_finite_makes_no_step():
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(p.grad is None for p in model.parameters())
     assert learner.grpo_step(items, [1.0, 0, 0, -1.0, 0, 0], None)["steps"] == 1
+
+
+# with the network and the adapter that it is made for
+
+
+def qwen(kind):
+    hybrid = {"model_type": "qwen3_5_text", "layer_types": ("linear_attention", "full_attention"),
+              "partial_rotary_factor": 0.25, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+              "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    own = hybrid if kind == "hybrid" else {}
+    config = ModelConfig(vocab_size=VOCAB + 5, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=1, head_dim=16, **own)
+    model = Qwen.random(config, seed=0)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    adapter = attach(model, rank=2, alpha=4)
+    for i, p in enumerate(adapter.parameters()):
+        torch.nn.init.normal_(p, std=0.2, generator=torch.Generator().manual_seed(i))
+    return model, adapter.parameters()
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_adapter_gradient_does_not_depend_on_packing(kind):
+    results = []
+    for micro_tokens in (1, 30, 10_000):
+        model, params = qwen(kind)
+        base = {name: p.clone() for name, p in model.named_parameters()}
+        config = settings(micro_tokens=micro_tokens, grad_clip=None)
+        learner = Learner(model, params, NoStep(params), config, n_vocab=VOCAB)
+        items = make_items()
+        old = learner.old_logprobs(items, ADVANTAGES)
+        stats = learner.grpo_step(items, ADVANTAGES, old)
+        assert stats["ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert all(torch.equal(p, base[name]) and p.grad is None for name, p in model.named_parameters())
+        results.append((stats["loss"], learner.optimizer.grads))
+    for loss, grads in results[1:]:
+        assert loss == pytest.approx(results[0][0], abs=1e-6)
+        assert_close(grads, results[0][1], atol=1e-6, rtol=1e-4)
+    assert all(grad.abs().max() > 0 for grad in results[0][1])
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_gradient_checkpointing_changes_nothing(kind):
+    results = []
+    for checkpointing in (False, True):
+        model, params = qwen(kind)
+        model.gradient_checkpointing = checkpointing
+        learner = Learner(model, params, NoStep(params), settings(grad_clip=None), n_vocab=VOCAB)
+        learner.grpo_step(make_items(), ADVANTAGES, drifted_old(make_items()))
+        results.append(learner.optimizer.grads)
+    assert_close(*results, atol=1e-7, rtol=1e-5)
+
+
+def test_grpo_makes_rewarded_tokens_likelier():
+    model, params = qwen("attention")
+    learner = Learner(model, params, AdamW(params, lr=1e-2), settings(importance_cap=None), n_vocab=VOCAB)
+    items = make_items()
+    before = [logprobs.mean() for logprobs in learner.old_logprobs(items)]
+    for _ in range(5):
+        learner.grpo_step(items, ADVANTAGES, learner.old_logprobs(items, ADVANTAGES))
+    after = [logprobs.mean() for logprobs in learner.old_logprobs(items)]
+    assert all((a - b) * gain > 0 for a, b, gain in zip(after, before, ADVANTAGES, strict=True) if gain)

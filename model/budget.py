@@ -1,0 +1,146 @@
+"""Memory and FLOPs of a training step from plain numbers: what fits on a card, and what a run costs.
+
+Formulas, with their assumptions beside them; bytes throughout. Weights and activations are bf16, adapter masters,
+gradients, optimizer state and delta-net states fp32. Nothing is measured here: bench/gpu.py does that.
+"""
+
+from collections.abc import Sequence
+
+from model.qwen import ModelConfig
+
+GIB = 2**30
+CARD = 79 * GIB  # an "80 GB" H100 as the driver reports it
+CONTEXT = 2 * GIB  # CUDA context, libraries, fragmentation
+ENGINE = 10 * GIB  # the sampler's own buffers: activations of a prefill batch, CUDA graphs, margin
+CHUNK = 64  # of the delta rule
+
+
+def linears(config: ModelConfig, kind: str) -> dict[str, tuple[int, int]]:
+    """The linear layers, name -> (inputs, outputs), of one decoder layer of this kind."""
+    c, d, f = config, config.hidden_size, config.intermediate_size
+    mlp = {"gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d)}
+    if kind == "linear_attention":
+        heads, values = c.linear_num_value_heads, c.linear_num_value_heads * c.linear_value_head_dim
+        mixer = {"in_proj_qkv": (d, convolved(c)), "in_proj_z": (d, values), "out_proj": (values, d)}
+        return mixer | {"in_proj_b": (d, heads), "in_proj_a": (d, heads)} | mlp
+    width, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    mixer = {"q_proj": (d, width * (2 if c.gated else 1)), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (width, d)}
+    return mixer | mlp
+
+
+def convolved(config: ModelConfig) -> int:
+    """Channels of a delta net's convolution: queries, keys and values."""
+    c = config
+    return 2 * c.linear_num_key_heads * c.linear_key_head_dim + c.linear_num_value_heads * c.linear_value_head_dim
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Parameters of the linear layers of all decoder layers: those that every token is multiplied with."""
+    return sum(a * b for kind in config.layers for a, b in linears(config, kind).values())
+
+
+def parameters(config: ModelConfig) -> int:
+    """All parameters of the text model."""
+    c = config
+    delta = convolved(c) * c.linear_conv_kernel_dim + 2 * c.linear_num_value_heads + c.linear_value_head_dim
+    full = 2 * c.head_dim * (c.model_type != "llama")
+    mixers = sum(delta if kind == "linear_attention" else full for kind in c.layers)
+    norms = (2 * len(c.layers) + 1) * c.hidden_size
+    return layer_parameters(c) + mixers + norms + c.vocab_size * c.hidden_size * (1 if c.tie_word_embeddings else 2)
+
+
+def adapter_parameters(config: ModelConfig, rank: int, targets: Sequence[str]) -> int:
+    """Parameters of a low-rank adapter on these kinds of linear layers."""
+    layers = (linears(config, kind) for kind in config.layers)
+    return sum(rank * (a + b) for layer in layers for name, (a, b) in layer.items() if name in targets)
+
+
+def cache_bytes(config: ModelConfig, tokens: int) -> int:
+    """What the sampler holds of one episode of `tokens` tokens: keys and values, delta-net and convolution states."""
+    c = config
+    full = c.layers.count("full_attention")
+    heads, keys, values = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
+    state = 4 * heads * keys * values + 2 * convolved(c) * (c.linear_conv_kernel_dim - 1)
+    return full * 2 * 2 * c.num_key_value_heads * c.head_dim * tokens + (len(c.layers) - full) * state
+
+
+def layer_activations(config: ModelConfig, kind: str, kernel: bool = True) -> int:
+    """Bytes a token that autograd keeps of one decoder layer with a LoRA while that layer is recomputed.
+
+    Counted on the code of model/qwen.py: 8 an MLP channel, 12 a residual channel (fp32 copies for the norms), the rest
+    for the mixer. Without a fused `kernel` the delta rule keeps its chunk matrices too.
+    """
+    c = config
+    base = 8 * c.intermediate_size + 12 * c.hidden_size
+    if kind == "full_attention":
+        return base + 18 * c.num_attention_heads * c.head_dim + 4 * c.num_key_value_heads * c.head_dim
+    heads, values = c.linear_num_value_heads, c.linear_num_value_heads * c.linear_value_head_dim
+    repeated = heads * c.linear_key_head_dim
+    fused = base + 16 * c.linear_num_key_heads * c.linear_key_head_dim + 4 * repeated + 22 * values
+    return fused if kernel else fused + 6 * 4 * CHUNK * heads + 24 * repeated + 12 * values
+
+
+def plan(
+    config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, head_chunk: int, sync: str = "adapter",
+    resident: bool = False, kernel: bool = True, card: int = CARD,
+) -> dict[str, dict[str, int]]:  # fmt: skip
+    """Bytes on the card, phase by phase and item by item; "free" is what is left, in "sample" for the cache.
+
+    `tokens` is a micro-batch (or the longest episode). `sync` "adapter": the sampler runs base and adapter side by
+    side; "merged": it gets fresh base + B A, one matrix at a time. `resident`: its weights stay on the card meanwhile.
+    """
+    base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
+    largest = max(a * b for kind in set(config.layers) for a, b in linears(config, kind).values())
+    copy = {"adapter in bf16": 2 * adapter} if sync == "adapter" else {}
+    sampler = {"sampler's weights": base} | copy
+    trainer = {"CUDA context": CONTEXT, **(sampler if resident else {}), "frozen weights": base, "adapter": 4 * adapter}
+    hidden = 2 * 2 * tokens * config.hidden_size  # after the last layer, and its gradient
+    head = {"head chunk": head_chunk * config.vocab_size * 8 + hidden}  # fp32 logits twice
+    widest = max(layer_activations(config, kind, kernel) for kind in config.layers)
+    update = {
+        "gradients, optimizer": 4 * adapter + 3 * 4 * rank * sum(max(linears(config, config.layers[0]).values())),
+        "layer checkpoints": 2 * tokens * config.hidden_size * len(config.layers),
+        "one layer recomputed": tokens * widest,
+        "its gradients": tokens * 6 * config.intermediate_size,
+    }
+    fresh = {} if sync == "adapter" else {"one matrix, fp32 and bf16": 6 * largest}
+    phases = {
+        "sample": {"CUDA context": CONTEXT, "sampler's buffers": ENGINE} | sampler,
+        "old log-probs": trainer | {"one layer forward": tokens * widest // 2} | head,
+        "update": trainer | update | head,
+        "sync": {"CUDA context": CONTEXT} | sampler | {"adapter": 4 * adapter} | fresh,
+    }
+    return {name: items | {"free": card - sum(items.values())} for name, items in phases.items()}
+
+
+def host(config: ModelConfig, rank: int, targets: Sequence[str], resident: bool = False) -> dict[str, int]:
+    """Bytes of main memory, pinned: the trainer's weights and state, and the sampler's weights while they sleep."""
+    base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
+    asleep = {} if resident else {"sampler's weights asleep": base}
+    return {"frozen weights": base} | asleep | {"adapter": 4 * adapter, "optimizer state": 8 * adapter}
+
+
+def table(phases: dict[str, dict[str, int]]) -> str:
+    """The plan as text, in GiB."""
+    lines = []
+    for name, items in phases.items():
+        used = sum(size for item, size in items.items() if item != "free")
+        free = f", {items['free'] / GIB:.1f} free" if "free" in items else ""
+        lines.append(f"{name:<16}{used / GIB:6.1f} GiB{free}")
+        lines += [f"  {item:<26}{size / GIB:6.1f}" for item, size in items.items() if item != "free"]
+    return "\n".join(lines)
+
+
+def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
+    """FLOPs of one forward pass over episodes of these lengths, the head applied to `scored` tokens in all.
+
+    Two a parameter and token; causal attention 4 x width x half the length a token; the delta rule 6 x Dk x Dv a head.
+    A frozen base's backward costs as much again (no weight gradients), and layer checkpoints one more forward: useful
+    work is 2 of these for an update and 1 for old log-probs, hardware work 3 and 1.
+    """
+    c, tokens = config, sum(lengths)
+    full = c.layers.count("full_attention")
+    attention = 2 * c.num_attention_heads * c.head_dim * sum(n * n for n in lengths)
+    delta = 6 * c.linear_num_value_heads * c.linear_key_head_dim * c.linear_value_head_dim * tokens
+    linear = 2 * layer_parameters(c) * tokens + 2 * c.vocab_size * c.hidden_size * scored
+    return linear + full * attention + (len(c.layers) - full) * delta
