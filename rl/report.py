@@ -94,32 +94,6 @@ def _shares(counts: dict[str, int], n: int) -> str:
     return ", ".join(f"{name} {count} ({count / n:.0%})" for name, count in counts.items()) or "none"
 
 
-def eval_line(row: dict) -> str:
-    """A logged measurement in one line."""
-    low, high = row["interval"]
-    return (f"{row['of']} step {row['step']}: held-out success {row['success']:.3f} ({low:.3f}-{high:.3f}, "
-            f"{row['tasks']} tasks) at temperature {row['temperature']:g}; {_levels(row)}")
-
-
-def step_line(row: dict) -> str:
-    """A logged GRPO step in one line; figures of the learner are means over its optimizer batches that ran."""
-    endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
-    parts = [f"step {row['step']}: reward {row['reward']:.3f}", _levels(row),
-             f"tokens {row['tokens']:.0f}, turns {row['turns']:.1f}", endings]
-    live = [stats for stats in row["learner"] if not stats["skipped"]]
-    if live:
-        mean = {key: sum(stats[key] for stats in live) / len(live) for key in LEARNER}
-        parts += [f"entropy {mean['entropy']:.3f}", f"clipped {mean['clip_low']:.3f}/{mean['clip_high']:.3f}",
-                  f"mismatch {mean['mismatch_mean']:.1e}, k3 {mean['mismatch_k3']:.1e}",
-                  f"grad {mean['grad_norm']:.2f}"]
-    parts.append(" ".join(f"{phase} {seconds:.1f}s" for phase, seconds in row["time"].items()))
-    return " | ".join(parts)
-
-
-def _levels(row: dict) -> str:
-    return " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
-
-
 def curves(rows: list[dict], path: str | Path) -> None:
     """Draw the learning curves of a run's metrics into a PNG: a row of panels for each stage that has run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -169,7 +143,6 @@ def _learner(key: str):
     return value
 
 
-LEARNER = ("entropy", "clip_low", "clip_high", "mismatch_mean", "mismatch_k3", "grad_norm")
 SFT_PANELS = {
     "loss": {"nats a token": lambda row: row["loss"]},
     "entropy": {"nats a token": lambda row: row["entropy"]},

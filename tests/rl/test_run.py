@@ -125,7 +125,7 @@ def test_rewind_drops_what_will_be_done_again(tmp_path):
 def test_checkpoints_come_back_to_the_bit_and_old_ones_go(tmp_path):
     run = Run.open(settings(), tmp_path)
     weights = {"b": torch.randn(3, 4), "a": torch.tensor([1e-30, -0.0], dtype=torch.bfloat16)}
-    run.save("sft", 7, {"model": weights}, {"stopped": True}, {"vocab.json": b"{}"})
+    run.save("sft", 7, {"model": weights}, {"stopped": True}, lambda folder: (folder / "vocab.json").write_bytes(b"{}"))
     for step in (9, 10, 11):
         run.save("grpo", step, {"adapter": {"a": torch.full((2,), float(step))}}, {"step": step})
     assert names(run.folder / "checkpoints") == ["grpo-000010", "grpo-000011", "sft-000007"]
