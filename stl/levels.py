@@ -62,7 +62,7 @@ def _draw(rng: Random, level: str, name: str) -> Task:
     task = replace(draft.task, id=name, level=level, spec=tuple(draft.spec), witness=draft.path, plan=draft.plan)
     if not check(task, task.witness).ok:
         raise Redraw
-    if rng.random() < 0.95:  # most draws that the naive baseline solves are drawn again
+    if rng.random() < 0.98:  # most draws that the naive baseline solves are drawn again
         path = expert.naive(task)
         if path is not None and check(task, path).ok:
             raise Redraw

@@ -13,7 +13,7 @@ from random import Random
 from stl.world import Rect, Robot, Task
 
 Box = tuple[int, int, int, int]  # xmin, ymin, xmax, ymax in centimetres
-Edge = tuple[int, int]  # two adjacent cells
+Edge = tuple[int, int]  # two adjacent cells u < v
 Range = tuple[int, int]  # lowest and highest
 GRID = 5
 
@@ -31,21 +31,17 @@ def room(rng: Random, size: int, half_width: int, obstacles: Range, boxes: Range
     """
     gap, area = 2 * half_width + 2 * GRID, (0, 0, size, size)
     start = on_grid(rng, half_width, size - half_width), on_grid(rng, half_width, size - half_width)
-    places = scatter(rng, max(order) + 1, sides, area, [_around(start, half_width)], gap)
-    places.append(_around(start, half_width))  # so that places[-1] is where hop 0 begins
-    if len(places) < max(order) + 2:
+    home = [_around(*start, half_width)]
+    places = scatter(rng, max(order) + 1, sides, area, home, gap)
+    if len(places) <= max(order):
         raise Redraw
-    stops = [places[i] for i in (-1, *order)]
+    stops = home + [places[i] for i in order]
     for hop in hops:
-        (x0, y0, x1, y1), (x2, y2, x3, y3) = stops[hop], stops[hop + 1]
-        middle = (x0 + x1 + x2 + x3) // 4, (y0 + y1 + y2 + y3) // 4
-        found = scatter(rng, 1, (sides[1] * 3 // 4, sides[1]), _around(middle, sides[1], size), places, gap)
-        if not found:
-            raise Redraw
-        places += found
-    walls = scatter(rng, rng.randint(*obstacles), boxes, area, places, gap)
-    del places[max(order) + 1]
-    return _task(size, half_width, 1.0, start, walls, names := _letters(rng, places), places), names
+        x, y = (sum(box[i] + box[i + 2] for box in stops[hop : hop + 2]) // 4 for i in (0, 1))
+        near = scatter(rng, 1, (sides[1] * 3 // 4, sides[1]), _around(x, y, sides[1], size), home + places, gap)
+        places.append(pick(rng, near))
+    walls = scatter(rng, rng.randint(*obstacles), boxes, area, home + places, gap)
+    return _task(rng, size, half_width, 1.0, start, walls, places)
 
 
 def maze(rng: Random, side: Range, cell: Range, half_width: int, loops: float, order: list[int],
@@ -60,8 +56,7 @@ def maze(rng: Random, side: Range, cell: Range, half_width: int, loops: float, o
         parent, _ = grid.search(passages, cells[order[hop - 1]] if hop else start)
         cells.append(pick(rng, [c for c in _way(parent, cells[order[hop]]) if c not in cells and c != start]))
     places = [grid.place(rng, c, 2 * half_width + 40) for c in cells]
-    names = _letters(rng, places)
-    return _task(grid.size, half_width, 1.0, grid.middle(start), grid.walls(closed), names, places), names
+    return _task(rng, grid.side * grid.cell, half_width, 1.0, grid.middle(start), grid.walls(closed), places)
 
 
 def key_door_maze(rng: Random, side: Range, cell: Range, half_width: int, doors: int, shortcuts: int,
@@ -75,12 +70,19 @@ def key_door_maze(rng: Random, side: Range, cell: Range, half_width: int, doors:
     grid = Grid(rng.randint(*side), 10 * rng.randint(*cell))
     tree, start = grid.tree(rng), rng.randrange(grid.side**2)
     keys, gates, goal = _lock(rng, grid, *grid.search(tree, start), doors - shortcuts, shortcuts, nested)
-    closed = [edge for edge in grid.edges() if edge not in tree and edge not in gates and edge[::-1] not in gates]
+    passages = tree.union(gates)
+    free = grid.search(passages, start)[1]
+    for gate in gates:  # something needed is not reached without it, or by at least four cells more
+        kept = grid.search(passages - {gate}, start)[1]
+        if all(kept.get(c, grid.side**2) < free[c] + 4 for c in (*keys, goal)):
+            raise Redraw
+    closed = [edge for edge in grid.edges() if edge not in passages]
     numbers = rng.sample(range(1, doors + 1), doors)  # do not tell the order
     names = [f"{word}{n}" for word in ("Key", "Door") for n in numbers] + ["Goal"]
     places = [grid.place(rng, c, 2 * half_width + 20) for c in (*keys, goal)]
     places[doors:doors] = [grid.door(gate) for gate in gates]
-    return _task(grid.size, half_width, 0.5, grid.middle(start), grid.walls(closed), names, places), names[:doors]
+    size, walls = grid.side * grid.cell, grid.walls(closed)
+    return _task(rng, size, half_width, 0.5, grid.middle(start), walls, places, names)[0], names[:doors]
 
 
 def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int], doors: int, shortcuts: int,
@@ -98,19 +100,18 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
     while len(gates) < doors:
         beyond = pick(rng, [c for c in behind if part[c] not in opened and part[parent[c]] in opened])
         keys.append(free_cell([0] if not nested else opened[-1:] if rng.random() < 0.6 else opened))
-        gates.append((parent[beyond], beyond))
+        gates.append(_edge(parent[beyond], beyond))
         opened.append(part[beyond])
     goal = free_cell(opened[-1:])
-    needed = {c for item in (goal, *keys) for c in _way(parent, item)}
-    if not needed.issuperset(behind) or sum(part[c] > 0 for c in keys) < nested:
+    if sum(part[c] > 0 for c in keys) < nested:
         raise Redraw
-    for _ in range(shortcuts):  # at least four cells shorter, to a key that comes before the shortcut's own
+    for _ in range(shortcuts):  # on the way to a key that comes before the shortcut's own
         first = {c: i for i, key in reversed([*enumerate(keys)]) for c in _way(parent, key)}
-        gate = pick(rng, [(u, v) for a, b in grid.edges() for u, v in ((a, b), (b, a)) if v in first
-                           and depth[v] - depth[u] >= 5 and part[u] == part[v] and (u, v) not in gates])
-        place = rng.randint(first[gate[1]] + 1, len(keys))
+        u, v = pick(rng, [(u, v) for a, b in grid.edges() for u, v in ((a, b), (b, a)) if v in first
+                          and depth[v] - depth[u] >= 5 and part[u] == part[v] and (a, b) not in gates])
+        place = rng.randint(first[v] + 1, len(keys))
         keys.insert(place, free_cell([part[c] for c in keys[:place]], goal))
-        gates.insert(place, gate)
+        gates.insert(place, _edge(u, v))
     return keys, gates, goal
 
 
@@ -121,10 +122,6 @@ class Grid:
     side: int
     cell: int
     wall: int = 20
-
-    @property
-    def size(self) -> int:
-        return self.side * self.cell
 
     def edges(self) -> list[Edge]:
         n = self.side
@@ -155,7 +152,7 @@ class Grid:
 
     def _line(self, edge: Edge) -> tuple[bool, int, int]:
         """Where the wall of an edge stands: upright or not, on which grid line, at which place along it."""
-        u, v = sorted(edge)
+        u, v = edge
         row, column = divmod(v, self.side)
         return (True, column, row) if v == u + 1 else (False, row, column)
 
@@ -185,9 +182,8 @@ class Grid:
 
     def place(self, rng: Random, c: int, smallest: int) -> Box:
         """A region inside a cell."""
-        x, y = self.middle(c)
-        inner = _around((x, y), (self.cell - self.wall) // 2)
-        return scatter(rng, 1, (smallest, max(smallest, (self.cell - self.wall) * 3 // 4)), inner, [], 0)[0]
+        inner = self.cell - self.wall
+        return scatter(rng, 1, (smallest, inner * 3 // 4), _around(*self.middle(c), inner // 2), [], 0)[0]
 
     def middle(self, c: int) -> tuple[int, int]:
         return c % self.side * self.cell + self.cell // 2, c // self.side * self.cell + self.cell // 2
@@ -211,10 +207,13 @@ def scatter(rng: Random, count: int, sides: Range, area: Box, taken: list[Box], 
     return boxes
 
 
-def _around(middle: tuple[int, int], reach: int, size: int | None = None) -> Box:
+def _around(x: int, y: int, reach: int, size: int = 10**6) -> Box:
     """The square around a point, cut at a workspace of `size`."""
-    (x, y), high = middle, size or 10**6
-    return max(0, x - reach), max(0, y - reach), min(high, x + reach), min(high, y + reach)
+    return max(0, x - reach), max(0, y - reach), min(size, x + reach), min(size, y + reach)
+
+
+def _edge(u: int, v: int) -> Edge:
+    return min(u, v), max(u, v)
 
 
 def _way(parent: dict[int, int], cell: int) -> list[int]:
@@ -227,23 +226,21 @@ def _way(parent: dict[int, int], cell: int) -> list[int]:
 
 
 def pick(rng: Random, options: list):
+    """One of the options; Redraw if there are none."""
     if not options:
         raise Redraw
     return rng.choice(options)
 
 
-def _letters(rng: Random, places: list[Box]) -> list[str]:
-    """Names that do not tell the order."""
-    return rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(places)], len(places))
-
-
-def _task(size: int, half_width: int, v_max: float, start: tuple[int, int], walls: list[Box], names: list[str],
-          places: list[Box]) -> Task:
-    """Centimetres to metres."""
-    def rect(box: Box) -> Rect:
-        return Rect(*(c / 100 for c in box))
-
+def _task(rng: Random, size: int, half_width: int, v_max: float, start: tuple[int, int], walls: list[Box],
+          places: list[Box], names: list[str] | None = None) -> tuple[Task, list[str]]:
+    """The map in metres and the names of its places, which do not tell the order."""
+    names = names or rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(places)], len(places))
     robot = Robot(half_width / 100, v_max, (start[0] / 100, start[1] / 100))
-    obstacles = {f"W{i}": rect(box) for i, box in enumerate(walls, 1)}
-    return Task("map", rect((0, 0, size, size)), robot, obstacles,
-                {name: rect(box) for name, box in sorted(zip(names, places, strict=True))})
+    regions = dict(sorted(zip(names, map(_rect, places), strict=True)))
+    obstacles = {f"W{i}": _rect(box) for i, box in enumerate(walls, 1)}
+    return Task("map", _rect((0, 0, size, size)), robot, obstacles, regions), names
+
+
+def _rect(box: Box) -> Rect:
+    return Rect(*(c / 100 for c in box))
