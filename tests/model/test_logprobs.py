@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def extra_mebibytes(tokens):
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(tokens)], capture_output=True, text=True, check=True)
+    command, root = [sys.executable, "-c", MEASURE, str(tokens)], Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
