@@ -3,7 +3,7 @@
     runs/NAME/config.json versions.json    the settings, and what the run runs on
               metrics.jsonl                one line a step or measurement
               episodes/step-000012.jsonl   the rollouts of a step, written before its update
-              checkpoints/grpo-000012/     NAME.safetensors, raw files and state.json
+              checkpoints/grpo-000012/     NAME.safetensors, state.json and what a model or adapter folder has
               lock, finished               held while a process trains; made when the run is complete
 
 Files and folders are written under a temporary name, synced and renamed, so what has its name is complete.
@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,8 +135,8 @@ class Run:
         write_file(self._metrics, b"".join(map(_line, rows[: next(later, len(rows))])))
 
     def save(self, stage: str, step: int, files: dict[str, dict[str, torch.Tensor]], state: dict,
-             texts: dict[str, bytes] | None = None) -> Checkpoint:
-        """Write a checkpoint and drop the stage's oldest beyond `keep_checkpoints`."""
+             fill: Callable[[Path], None] | None = None) -> Checkpoint:
+        """Write a checkpoint and drop the stage's oldest beyond `keep_checkpoints`; `fill` adds files of its own."""
         from model.checkpoint import write_safetensors
 
         name = f"{stage}-{step:06d}"
@@ -143,8 +144,8 @@ class Run:
         temporary.mkdir()
         for key, tensors in files.items():
             write_safetensors(tensors, temporary / f"{key}.safetensors")
-        for key, content in (texts or {}).items():
-            write_file(temporary / key, content)
+        if fill:
+            fill(temporary)
         write_json(temporary / "state.json", state)
         if final.exists():
             _remove(final)
