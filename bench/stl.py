@@ -173,7 +173,7 @@ def to_rtamt(tree, task: Task) -> str:
 
 
 def bench_rtamt(tasks: list[Task]) -> None:
-    print("\ncheck_path (all formulas, collisions and speed too) and rtamt's dense-time evaluation of the formulas alone")
+    print("\ncheck_path (formulas, collisions and speed) and rtamt's dense-time evaluation of the formulas alone")
     if not have("rtamt"):
         return
     import rtamt
