@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -27,7 +27,7 @@ MAX_TEXT = 1500  # characters of a verdict's text
 MAX_EACH = 200  # violations of one kind that a verdict lists
 MAX_SHOWN = 3  # violations of one geometric kind that its text describes
 MAX_REASONS = 8  # failing formulas that are explained
-MAX_WORK = 3_000_000  # waypoints x (obstacles + 4 x nodes of the formulas): keeps any check below a second
+MAX_WORK = 2_000_000  # waypoints x (obstacles + 4 x nodes of the formulas): keeps any check below a second
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def check(task: Task, waypoints: object) -> Verdict:
     leaves = task.cache["leaves"]
     with np.errstate(all="ignore"):  # absurd but finite numbers overflow; they are too fast or outside anyway
         lo, hi = _clip(leaves.rects, path)
-        found = [_collisions(task, path, lo, hi), _speeds(task, path), _departures(task, path)]
-        violations = [v for kind in found for v in islice(kind, MAX_EACH)]
+        violations = [*_collisions(task, path, lo, hi), *_speeds(task, path), *_departures(task, path)]
         judge = _Judge(task, leaves.truths(path, lo, hi))
     clauses = [holds(judge.truth(formula), 0.0) for formula in task.formulas]
     for n, i in enumerate(i for i, true in enumerate(clauses) if not true):
@@ -196,7 +195,7 @@ def _leg(path: np.ndarray, i: int) -> str:
 
 def _collisions(task: Task, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> Iterator[Violation]:
     m, names, t = len(task.obstacles), list(task.obstacles), path[:, 0]
-    for i, k in np.argwhere(((lo[:m] < hi[:m]) & (lo[:m] < 1) & (hi[:m] > 0)).T).tolist():
+    for i, k in np.argwhere(((lo[:m] < hi[:m]) & (lo[:m] < 1) & (hi[:m] > 0)).T)[:MAX_EACH].tolist():
         begin, end = (_short(t[i] + min(max(s[k, i], 0), 1) * (t[i + 1] - t[i])) for s in (lo, hi))
         area = _area(task.obstacles[names[k]].grown(task.robot.half_width), "()")
         text = f"collision: {_leg(path, i)} hits {names[k]} from t={begin} to {end}; the centre must keep out of {area}"
@@ -206,7 +205,7 @@ def _collisions(task: Task, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) ->
 def _speeds(task: Task, path: np.ndarray) -> Iterator[Violation]:
     (time, dx, dy), v_max = np.diff(path.T), task.robot.v_max
     length = np.hypot(dx, dy)
-    for i in np.flatnonzero(~(length <= v_max * time + SLACK)).tolist():
+    for i in np.flatnonzero(~(length <= v_max * time + SLACK))[:MAX_EACH].tolist():
         rate = f"= {length[i] / time[i]:.6g} m/s" if time[i] > 0 else "(a jump)"
         text = f"speed: {_leg(path, i)} covers {length[i]:.6g} m in {time[i]:.6g} s {rate}; "
         text += f"the limit is {v_max:.6g} m/s, so it needs {np.ceil(length[i] / v_max * 100) / 100:.6g} s"
@@ -217,7 +216,7 @@ def _departures(task: Task, path: np.ndarray) -> Iterator[Violation]:
     inner, (_, x, y) = task.workspace.grown(-task.robot.half_width), path.T
     box = inner.grown(SLACK)
     outside = (x < box.xmin) | (x > box.xmax) | (y < box.ymin) | (y > box.ymax)
-    for i in np.flatnonzero(outside[:-1] | outside[1:]).tolist():
+    for i in np.flatnonzero(outside[:-1] | outside[1:])[:MAX_EACH].tolist():
         text = f"workspace: {_leg(path, i)} leaves the workspace; the centre must stay in {_area(inner, '[]')}"
         yield Violation("workspace", text, segment=i)
 
@@ -276,7 +275,7 @@ class _Judge:
 
     def broken(self, node: Formula, lo: float, hi: float) -> str:
         """Why `node` does not hold at all times of [lo, hi]."""
-        if lo == hi:
+        if not self.within(node, lo, hi):
             return self.never(node, lo, hi)
         if isinstance(node, And):
             return "; ".join(self.broken(arg, lo, hi) for arg in node.args if gaps(self.truth(arg), lo, hi))

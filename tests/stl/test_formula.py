@@ -1,5 +1,6 @@
 """Formulas: printing then parsing gives the same tree; what is wrong gets one clear line."""
 
+import contextlib
 import time
 
 import pytest
@@ -116,10 +117,10 @@ def test_errors_are_one_clear_line(text, words):
     ],
 )
 def test_deep_or_long_text_is_an_error_and_quick(text):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormulaError):
         parse(text)
-    assert time.perf_counter() - start < 1  # a bound on size, not a measure of speed
+    assert time.process_time() - start < 1  # a bound on size, not a measure of speed
 
 
 def test_depth_up_to_the_limit_is_fine():
@@ -132,7 +133,5 @@ def test_depth_up_to_the_limit_is_fine():
 @settings(max_examples=300, deadline=None)
 @given(st.text("inout()AFGU[]0123,.&| ", max_size=40))
 def test_any_text_parses_or_is_a_formula_error(text):
-    try:
+    with contextlib.suppress(FormulaError):
         assert parse(str(parse(text))) == parse(text)
-    except FormulaError:
-        pass

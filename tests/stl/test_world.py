@@ -31,9 +31,9 @@ def changed(path, value):
 
 
 def test_round_trip():
-    lines = [json.loads(line) for name in ("stl", "plan") for line in (CASES / f"{name}.jsonl").read_text().splitlines()]
-    for line in lines:
-        task = Task.from_json(line.get("task", line))
+    lines = [line for name in ("stl", "plan") for line in (CASES / f"{name}.jsonl").read_text().splitlines()]
+    for case in map(json.loads, lines):
+        task = Task.from_json(case.get("task", case))
         assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     assert Task.from_json(GOOD).to_json() == GOOD
     extra = GOOD | {"level": "L1", "witness": [[0, 1, 1], [2, 1, 1.5]], "plan": [{"goal_region": "A"}]}
