@@ -39,7 +39,8 @@ def measure(args) -> None:
     """Play the held-out set; print the table; write the file."""
     levels = [cli.check_level(name.strip()) for names in args.level or () for name in names.split(",")]
     cli.check_target("--json", args.json)
-    policy = cli.open_policy(args.policy)
+    name = args.policy or cli.default_policy()
+    policy = cli.open_policy(name)
     known = policy.config.eval_mix if policy.config else {level: EVAL_COUNTS.get(level, TASKS) for level in LEVELS}
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
     tasks = held_out(mix)
@@ -47,9 +48,10 @@ def measure(args) -> None:
     with tqdm(total=len(tasks) * args.samples, desc="episodes", unit="", leave=False) as bar:
         episodes = policy.play(tasks, args.samples, ("eval",), heat, progress=lambda episode: bar.update())
     summary = summarize(episodes)
+    print(f"policy {name}" + (f", temperature {heat:g}" if policy.config else ""))
     print(table(summary))
     if args.json:
-        content = {"policy": args.policy, "temperature": heat, "samples": args.samples, **summary,
+        content = {"policy": name, "temperature": heat, "samples": args.samples, **summary,
                    "outcomes": [outcome(episode) for episode in episodes]}
         Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -40,11 +40,12 @@ def plan(args) -> None:
         raise cli.UsageError("--task and --level: give one of the two")
     level = args.level and cli.check_level(args.level)
     task = Task.from_file(args.task) if args.task else None
-    policy = cli.open_policy(args.policy)
+    name = args.policy or cli.default_policy()
+    policy = cli.open_policy(name)
     if task is None:
         task = make_task(level or (next(iter(policy.config.eval_mix)) if policy.config else "L1"), "eval", args.seed)
     warn_of_start(task)
-    print(paint(f"task {printable(task.id)}", "bold"))
+    print(paint(f"task {printable(task.id)}, policy {name}", "bold"))
     print(printable(user_prompt(task)), flush=True)
     (episode,) = policy.play([task], 1, ("eval",), args.temperature)
     print_episode(episode)

@@ -137,15 +137,21 @@ class Scripted:
             raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
 
 
-def open_policy(name: str | None) -> Policy | Scripted:
-    """The policy called `name`: POLICY_HELP says how. torch is imported only for one with a network."""
-    folder = name or newest_run()
-    if folder in (None, *SCRIPTED):
-        return Scripted(folder or "expert")
-    if not Path(folder).is_dir():
-        raise UsageError(f"--policy: no folder {str(folder)!r}; give expert, naive, a run folder or a model folder")
+def default_policy() -> str:
+    """The policy where none is named: the newest run, else the expert."""
+    return str(newest_run() or "expert")
+
+
+def open_policy(name: str) -> Policy | Scripted:
+    """The policy called `name`, see POLICY_HELP. torch is imported only for one with a network. UsageError."""
+    if name in SCRIPTED:
+        return Scripted(name)
+    if not Path(name).is_dir():
+        raise UsageError(f"--policy: no folder {name!r}; give expert, naive, a run folder or a model folder")
+    if not (Path(name) / "config.json").is_file():
+        raise UsageError(f"--policy {name}: neither a run folder nor a model folder, as it has no config.json")
     import torch
 
     from rl.policy import load_policy
 
-    return load_policy(folder, **({} if torch.cuda.is_available() else {"device": "cpu"}))
+    return load_policy(name, **({} if torch.cuda.is_available() else {"device": "cpu"}))

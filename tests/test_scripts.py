@@ -1,5 +1,6 @@
 """sample.py and eval.py as a user meets them: what they print, and one line and exit code 2 for a user's mistake."""
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,12 @@ import pytest
 
 import eval as eval_script
 import sample as sample_script
+from model.checkpoint import save_folder
 from rl import cli
+from rl.config import Config
 from rl.episode import Episode
+from rl.policy import make_policy
+from rl.run import Run
 from stl.levels import make_task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +67,7 @@ def test_sample_names_the_mistake(capsys, argv, said):
     (["--samples", "two"], "at least 1"),
     (["--json", "absent/x.json"], "no such folder"),
     (["--policy", "absent"], "absent"),
+    (["--policy", "."], "neither a run folder nor a model folder"),
 ])
 def test_eval_names_the_mistake(capsys, argv, said):
     assert said in mistake(capsys, eval_script.main, *argv)
@@ -131,7 +137,7 @@ def test_eval_counts(capsys, tmp_path):
     assert result["success"] == 1.0 and result["tasks"] == 6
     assert result["levels"]["L1"]["pass_at"] == {"1": 1.0, "2": 1.0}
     assert [outcome["task"] for outcome in result["outcomes"][:3]] == ["L0-eval-0", "L0-eval-0", "L0-eval-1"]
-    assert capsys.readouterr().out.splitlines()[0].split()[0] == "level"
+    assert capsys.readouterr().out.startswith("policy expert\nlevel")
 
 
 def test_naive_fails_nearly_always(capsys):
@@ -153,6 +159,42 @@ def test_faults_of_ours_are_not_dressed_as_mistakes():
         raise ValueError("a bug")
     with pytest.raises(ValueError, match="a bug"):
         cli.run_script("eval.py", fault)
+
+
+@pytest.fixture
+def random_run() -> Path:
+    """A run in runs/ whose only checkpoint is an untrained model."""
+    shape = {"model_type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 16,
+             "num_attention_heads": 1, "num_key_value_heads": 1, "rope_theta": 1000.0, "tie_word_embeddings": False}
+    config = Config(name="small", architecture=shape, chat="compact", dtype="float32", device="cpu", steps=0,
+                    mix={"L0": 1}, eval_mix={"L0": 3}, max_tokens=400, max_turn_tokens=40, sampler_slots=4)
+    made = Run.open(config, "runs")
+    policy = make_policy(config)
+    made.save("sft", 1, {}, {"stopped": True}, lambda folder: (save_folder(policy.model, folder), policy.chat.save(folder)))
+    made.close()
+    return made.folder
+
+
+def test_the_newest_run_is_the_default(capsys, random_run):
+    assert sample_script.main([]) == 0
+    out = capsys.readouterr().out
+    assert "task L0-eval-0, policy runs/small" in out and "verdict: failed" in out
+    results = []
+    for samples in ("1", "2"):
+        assert eval_script.main(["--samples", samples, "--json", "r.json"]) == 0
+        results.append(json.loads(Path("r.json").read_text())["outcomes"])
+    assert results[0] == results[1][::2]  # a sample's luck does not depend on what is sampled beside it
+    assert [outcome["task"] for outcome in results[0]] == ["L0-eval-0", "L0-eval-1", "L0-eval-2"]
+    assert "policy runs/small, temperature 1" in capsys.readouterr().out
+
+
+def test_tasks_that_a_policy_cannot_read(capsys, random_run):
+    assert "two decimals" in mistake(capsys, sample_script.main, "--level", "L8")
+
+
+def test_a_run_without_checkpoint(capsys, random_run):
+    shutil.rmtree(random_run / "checkpoints")
+    assert "no checkpoint" in mistake(capsys, eval_script.main, "--policy", str(random_run))
 
 
 def run(*argv: str) -> subprocess.CompletedProcess:
