@@ -27,10 +27,10 @@ ENDINGS = (".png", ".svg", ".gif")
 INK, SOFT, WALL, BODY, TRUE, FALSE = "#1f2933", "#7b8794", "#616e7c", "#0072b2", "#00735c", "#b8420f"
 ROLES = {"visit": "#009e73", "keep out": "#d55e00", "both": "#8a5fbf", "unused": "#9aa5b1"}  # of regions in formulas
 TINT = "2a"  # alpha of a region's filling
-MARKS = {None: ("·", INK), True: ("✓", TRUE), False: ("✗", FALSE)}
+MARKS = {None: ("○", INK), True: ("✓", TRUE), False: ("✗", FALSE)}
 MAP, SIDE, LINE, WRAP = 5.6, 4.0, 0.205, 46  # inches: map, column of formulas, a line in it; characters of a line
-SHIFTS = [(13, 8), (-13, 8), (13, -8), (-13, -8), (0, 13), (0, -13), (24, 0), (-24, 0)]  # points, from dot to time
-FRAMES, FRAME_MS, LAST_MS = 120, 70, 2500  # of a GIF
+SIDES = [(0.8, 1), (-0.8, 1), (0.8, -1), (-0.8, -1), (0, 1), (0, -1), (1, 0), (-1, 0), (0, 2.2), (0, -2.2)]  # of a dot
+FRAMES, FRAME_MS, LAST_MS = 80, 100, 2500  # of a GIF
 
 
 def draw(task: Task, waypoints: list[list[float]] | None = None, path: str | Path = "out.png") -> None:
@@ -57,12 +57,12 @@ class _Sheet:
 
     def __init__(self, task: Task, waypoints: list[list[float]] | None):
         self.task, self.verdict = task, None if waypoints is None else check(task, waypoints)
-        drawn = self.verdict is not None and self.verdict.clauses is not None
-        self.way = np.array(waypoints if drawn else [[0.0, *task.robot.start]], float)  # [n, 3]
+        judged = self.verdict is not None and self.verdict.clauses is not None
+        self.way = np.array(waypoints if judged else [[0.0, *task.robot.start]], float)  # [n, 3]
         self.end = float(self.way[-1, 0])
         space, rows = task.workspace, self._rows()
         ratio = (space.xmax - space.xmin) / (space.ymax - space.ymin)
-        wide, high = MAP * min(1, max(ratio, 0.1)), MAP * min(1, max(1 / ratio, 0.1))
+        wide, high = MAP * min(1, max(ratio, 0.02)), MAP * min(1, max(1 / ratio, 0.02))
         width, height = wide + SIDE + 0.5, max(high + 0.75, (len(rows) + 4) * LINE)
         self.figure = Figure((width, height))
         FigureCanvasAgg(self.figure)
@@ -71,36 +71,35 @@ class _Sheet:
         self.board = self.figure.add_axes(place, xlim=x, ylim=y, xticks=[], yticks=[])
         self.side = self.figure.add_axes([1 - SIDE / width, 0, SIDE / width, 1], xlim=(0, SIDE), ylim=(height, 0))
         self.side.axis("off")
-        self.texts = [(clause, self.side.text(indent, 0.38 + i * LINE, words, parse_math=False, **style))
-                      for i, row in enumerate(rows) for clause, indent, words, style in row]
+        style = {"parse_math": False, "ha": "left"}
+        self.texts = [(kind, self.side.text(0, 0.38 + i * LINE, words, size=size, color=colour, weight=weight, **style))
+                      for i, (kind, words, size, colour, weight) in enumerate(rows)]
         self.taken: list[np.ndarray] = []  # boxes on the map that labels should not cover, in pixels
         self._draw_map()
         if self.end > 0:  # the scale of the path's colours
-            scale = self.figure.add_axes([place[0], place[1] - 0.2 / height, place[2], 0.09 / height], yticks=[])
+            scale = self.figure.add_axes([place[0], place[1] - 0.2 / height, place[2], 0.09 / height])
             scale.imshow(self._colours(np.linspace(0, self.end, 256))[None], aspect="auto", extent=(0, self.end, 0, 1))
-            scale.set_frame_on(False)
+            scale.set(yticks=[], frame_on=False)
             scale.tick_params(labelsize=8, labelcolor=SOFT, color=SOFT, length=2)
             scale.set_xlabel("time, s", fontsize=8, color=SOFT, labelpad=1)
 
-    def _rows(self) -> list[list[tuple[int | str, float, str, dict]]]:
-        """The lines of the right column, each a list of texts: (formula or kind of text, indent, words, style)."""
+    def _rows(self) -> list[tuple[int | str, str, float, str, str]]:
+        """The lines of the right column: (number of the formula or "head" or "end", words, size, colour, weight)."""
         task, verdict = self.task, self.verdict or Verdict(False, None, [], "")
         metres = np.hypot(*np.diff(self.way[:, 1:], axis=0).T).sum()
         facts = f"half-width {decimal(task.robot.half_width)} m, at most {decimal(task.robot.v_max)} m/s"
         facts = f"{metres:.1f} m in {self.end:.1f} s, {facts}" if verdict.clauses else facts
-        rows = [[("head", 0, task.id[:40], {"fontsize": 13, "weight": "bold", "color": INK})],
-                [("head", 0, facts, {"fontsize": 8.5, "color": SOFT})], []]
+        blank = ("head", "", 9, INK, "normal")
+        rows = [("head", task.id[:40], 13, INK, "bold"), ("head", facts, 8.5, SOFT, "normal"), blank]
         for i, (formula, holds) in enumerate(zip(task.spec, verdict.clauses or [None] * len(task.spec), strict=True)):
-            style = {"fontsize": 10, "color": MARKS[holds][1]}
-            lines = textwrap.wrap(formula, WRAP, max_lines=4, subsequent_indent="    ", placeholder=" ...")
-            rows += [[(i, 0.25, line, style)] for line in lines]
-            rows[-len(lines)].append((i, 0, MARKS[holds][0], style))
+            lines = textwrap.wrap(f"{MARKS[holds][0]}  {formula}", WRAP, max_lines=4, subsequent_indent=" " * 8)
+            rows += [(i, line, 10, MARKS[holds][1], "normal") for line in lines]
         if self.verdict:
-            style = {"fontsize": 10, "weight": "bold", "color": MARKS[verdict.ok][1]}
-            rows += [[], [("result", 0, "The path is right." if verdict.ok else "The path fails.", style)]]
-        for violation in verdict.violations[:6]:
-            lines = textwrap.wrap(violation.text, WRAP + 10, max_lines=3, placeholder=" ...")
-            rows += [[("result", 0, line, {"fontsize": 8.5, "color": FALSE})] for line in lines]
+            title = "The path is right." if verdict.ok else "The path fails."
+            rows += [blank, ("end", title, 10, MARKS[verdict.ok][1], "bold")]
+        for violation in verdict.violations[:4]:
+            lines = textwrap.wrap(violation.text, WRAP + 10, max_lines=3, subsequent_indent="    ")
+            rows += [("end", line, 8.5, FALSE, "normal") for line in lines]
         return rows
 
     def _draw_map(self) -> None:
@@ -112,7 +111,8 @@ class _Sheet:
             role = "both" if len(kinds) > 1 else "visit" if In in kinds else "keep out" if kinds else "unused"
             colour = used[role] = ROLES[role]
             self._box(rect, facecolor=colour + TINT, edgecolor=colour, linewidth=1.2, zorder=1)
-            self._label(((rect.xmin + rect.xmax) / 2, (rect.ymin + rect.ymax) / 2), name, [(0, 0)], 9, weight="bold")
+            centre = ((rect.xmin + rect.xmax) / 2, (rect.ymin + rect.ymax) / 2)
+            self._label(centre, name, 9, [(0, 0), *SIDES], weight="bold")
         for rect in self.task.obstacles.values():
             self._box(rect, facecolor=WALL, edgecolor=WALL, linewidth=0.4, zorder=3)
             self.taken.append(self.board.transData.transform([rect[:2], rect[2:]]).ravel())
@@ -129,19 +129,20 @@ class _Sheet:
     def _box(self, rect: Rect, **style) -> Rectangle:
         return self.board.add_patch(Rectangle(rect[:2], rect.xmax - rect.xmin, rect.ymax - rect.ymin, **style))
 
-    def _label(self, place: tuple, words: str, shifts: list, size: float, must: bool = True, **style) -> None:
-        """Write `words` beside a point of the map at the shift that covers least; only if it covers nothing or must."""
-        scale = self.figure.dpi / 72
-        centres = self.board.transData.transform(place) + np.multiply(shifts, scale)
-        half = np.array([0.3 * len(words) + 0.1, 0.55]) * size * scale
-        boxes, taken = np.concatenate([centres - half, centres + half], 1), np.array(self.taken).reshape(-1, 1, 4)
-        covered = ((boxes[:, :2] < taken[..., 2:]) & (taken[..., :2] < boxes[:, 2:])).all(2).sum(0)  # per shift
-        best = int(covered.argmin())
-        if must or not covered[best]:
-            self.taken.append(boxes[best])
-            style |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "ha": "center", "va": "center"}
-            self.board.annotate(words, place, shifts[best], textcoords="offset points", color=INK, fontsize=size,
-                                zorder=7, **style)
+    def _label(self, place: tuple, words: str, size: float, sides: list, must: bool = True, weight: str = "normal"):
+        """Write `words` on the side of a point of the map where they cover least; unless they must, only if nothing."""
+        half, pixels = np.array([0.3 * len(words) + 0.1, 0.55]) * size, self.figure.dpi / 72  # half-size in points
+        shifts = np.array(sides) * (half + 4)
+        centres = self.board.transData.transform(place) + shifts * pixels
+        boxes, taken = np.hstack([centres - half * pixels, centres + half * pixels]), np.reshape(self.taken, (-1, 1, 4))
+        cost = ((boxes[:, :2] < taken[..., 2:]) & (taken[..., :2] < boxes[:, 2:])).all(2).sum(0)
+        cost += 9 * ((boxes[:, :2] < self.board.bbox.min) | (boxes[:, 2:] > self.board.bbox.max)).any(1)
+        best = cost.argmin()
+        if must or not cost[best]:
+            self.taken += [boxes[best]] * 9  # worse to cover than a point of the path
+            style = {"fontsize": size, "weight": weight, "color": INK, "ha": "center", "va": "center", "zorder": 7}
+            halo = [withStroke(linewidth=2.5, foreground="white")]
+            self.board.annotate(words, place, shifts[best], textcoords="offset points", path_effects=halo, **style)
 
     def draw_path(self) -> None:
         """The whole path: swept area, line, faulty segments, waypoints with times, bodies at the stops."""
@@ -165,12 +166,12 @@ class _Sheet:
                 stops.add((x, y))
                 self._body(x, y)
         for place in sorted(words, key=lambda place: place not in stops):
-            self._label(place, ", ".join(words[place][:4]), SHIFTS, 8, must=place in stops)
+            self._label(place, ", ".join(words[place][:4]), 8, SIDES, must=place in stops)
 
     def _line(self, until: float) -> LineCollection:
         """The path up to a time, coloured by time."""
         t, x, y = self.way.T
-        times = np.union1d(np.linspace(0, self.end, 400), t)
+        times = np.union1d(np.linspace(0, self.end, 300), t)
         times = times[times <= until]
         points = np.stack([np.interp(times, t, x), np.interp(times, t, y)], 1)
         pieces = np.stack([points, np.roll(points, -1, 0)], 1)[: max(1, len(points) - 1)]  # [n, 2 ends, 2]
@@ -195,7 +196,7 @@ class _Sheet:
             for artist in [clock, *self._moment(now)]:
                 self.figure.draw_artist(artist)
             frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
-        palette = frames[-1].quantize(255, kmeans=1)
+        palette = frames[-1].quantize(256, Image.Quantize.FASTOCTREE)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
         pauses = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=pauses, loop=0)
@@ -211,8 +212,9 @@ class _Sheet:
         for kind, text in self.texts:
             if isinstance(kind, int) and self.verdict:
                 mark, colour = MARKS[truths[kind] or (False if now == self.end else None)]
-                text.set(color=colour, text=mark if text.get_position()[0] == 0 else text.get_text())
-            if isinstance(kind, int) or (kind == "result" and now == self.end):
+                first = text.get_text()[0] != " "
+                text.set(color=colour, text=mark + text.get_text()[1:] if first else text.get_text())
+            if isinstance(kind, int) or (kind == "end" and now == self.end):
                 artists.append(text)
         return artists
 
