@@ -170,7 +170,7 @@ def random_run() -> Path:
                     mix={"L0": 1}, eval_mix={"L0": 3}, max_tokens=400, max_turn_tokens=40, sampler_slots=4)
     made = Run.open(config, "runs")
     policy = make_policy(config)
-    made.save("sft", 1, {}, {"stopped": True}, lambda folder: (save_folder(policy.model, folder), policy.chat.save(folder)))
+    made.save("sft", 1, {}, {}, lambda folder: (save_folder(policy.model, folder), policy.chat.save(folder)))
     made.close()
     return made.folder
 
