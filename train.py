@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from model.checkpoint import adapter_files, model_files
+from model.checkpoint import load_adapter, load_folder, save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
 from rl import report
 from rl.config import Config, load_config
@@ -114,7 +115,7 @@ def imitate(config: Config, run: Run) -> None:
                       config.device, policy.chat.size)
     last, step, stopped = run.latest("sft"), 0, False
     if last:
-        load_weights(policy.model, last.tensors("model"))
+        policy.model.load_state_dict(load_folder(last.folder, torch.float32).state_dict())
         learner.optimizer.load(last.tensors("optimizer"))
         step, stopped = last.step, last.state["stopped"]
     if stopped or step == config.sft_steps:
@@ -135,10 +136,17 @@ def imitate(config: Config, run: Run) -> None:
         if config.sft_eval_every and step >= config.sft_lesson and step % config.sft_eval_every == 0:
             stopped = evaluate(policy, run, tasks, "sft", step, config.temperature) >= config.sft_stop
         if stopped or step == config.sft_steps or time.monotonic() - saved > config.checkpoint_seconds:
-            save_model(run, policy, learner, step, {"stopped": stopped})
+            run.save("sft", step, {"optimizer": learner.optimizer.tensors()}, {"stopped": stopped},
+                     lambda folder: save_model(policy, folder))
             saved = time.monotonic()
     bar.close()
     evaluate(policy, run, tasks, "sft", step, 0.0)
+
+
+def save_model(policy: Policy, folder: Path) -> None:
+    """A model folder: weights, config.json and tokenizer."""
+    save_folder(policy.model, folder)
+    policy.chat.save(folder)
 
 
 def sft_optimizer(config: Config, model) -> AdamW | Chain:
@@ -191,9 +199,10 @@ def reinforce(config: Config, run: Run) -> None:
     while step < config.steps:
         step += 1
         row = grpo_step(config, run, policy, learner, stream, step)
-        save_adapter(run, policy, learner, step)
+        run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
+                 lambda folder: save_adapter(policy.adapter, folder, str(base.folder if base else config.model)))
         run.log(row)
-        bar.write(report.step_line(row))
+        bar.write(step_line(row))
         bar.update()
         if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
             evaluate(policy, run, tasks, "grpo", step, config.temperature)
@@ -255,8 +264,29 @@ def evaluate(policy: Policy, run: Run, tasks: list[Task], stage: str, step: int,
         episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda e: bar.update())
     row = {"stage": "eval", "of": stage, "step": step, "temperature": temperature, **report.summarize(episodes)}
     run.log(row | {"time": {"seconds": time.monotonic() - began}})
-    tqdm.write(report.eval_line(row))
+    tqdm.write(eval_line(row))
     return row["reward"]
+
+
+def step_line(row: dict) -> str:
+    """A GRPO step in one line."""
+    def mean(key):
+        values = [stats[key] for stats in row["learner"] if key in stats]
+        return sum(values) / len(values) if values else float("nan")
+
+    levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
+    endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
+    seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
+    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  entropy {mean('entropy'):.3f}  "
+            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  "
+            f"clipped {mean('clip_low'):.3f}/{mean('clip_high'):.3f}  mismatch {mean('mismatch_mean'):.1e}  {seconds}")
+
+
+def eval_line(row: dict) -> str:
+    manner = "greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}"
+    low, high = row["interval"]
+    return (f"held-out after {row['of']} step {row['step']}, {manner}: {row['success']:.3f} of {row['tasks']} tasks "
+            f"(95% interval {low:.2f}-{high:.2f})")
 
 
 class Clock:

@@ -45,8 +45,8 @@ config = Config(
     lr=4e-3,
     betas=(0.9, 0.99),
     weight_decay=0.0,
-    micro_tokens=16_384,
-    head_chunk=8192,
+    micro_tokens=2048,
+    head_chunk=2048,
     eval_every=6,
     sampler_slots=192,
 )

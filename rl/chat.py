@@ -9,6 +9,7 @@ tasks, tools and grading with numbers in two tokens. In both, a conversation is 
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -106,6 +107,10 @@ class QwenChat:
         """`text` with the control tokens' spellings broken up, so that it encodes to ordinary tokens."""
         return self.control.sub(lambda found: found[0][0] + " " + found[0][1:], text)
 
+    def save(self, folder: Path) -> None:
+        """Put the tokenizer's files into a model folder."""
+        self.tokenizer.save_pretrained(folder)
+
     def prompt(self, task: Task) -> list[int]:
         """The system and user message and the opening of the first assistant turn."""
         messages = [{"role": "system", "content": system_prompt(self.tools)},
@@ -181,6 +186,7 @@ WORDS = ["room", "r", "v_max", "start", "wall", "Plan", "avoid", "F", "G", "U", 
          "check_path", "t_start", "goal_region", "goal_point", "hold_until", "waypoints", "ok", "error"]
 NAMES = [chr(code) for code in range(ord("A"), ord("Z") + 1) if chr(code) not in "FGU"] + ["Goal"] + [
     f"{kind}{i}" for kind in ("Key", "Door") for i in range(1, 10)]
+GOOD_NEWS = "Correct:"  # how check_path's answer begins where nothing fails
 DIGITS = [f"{i:02d}" for i in range(100)] + [f".{i:02d}" for i in range(100)]
 
 
@@ -234,6 +240,9 @@ class CompactChat:
             unknown = next(word for word in text.split() if self.names[1] in self.tokenizer.encode(word).tokens)
             raise ChatError(f"the compact format has no word for {unknown!r}; regions are A..Z but F, G, U, Goal, Key1..9, Door1..9")
         return ids
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(str(folder / "tokenizer.json"))
 
     def prompt(self, task: Task) -> list[int]:
         def rect(box):
@@ -301,7 +310,7 @@ class CompactChat:
         keys = [i for i, word in enumerate(words) if word in KINDS]
         if keys and keys[0] != 1:
             return Call(name, error="the name of a tool is followed by its arguments")
-        for start, end in zip(keys, [*keys[1:], len(words)], strict=True):
+        for start, end in pairwise([*keys, len(words)]):
             try:
                 arguments[words[start]] = self._read_value(words[start], words[start + 1:end])
             except ValueError:

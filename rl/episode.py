@@ -1,7 +1,7 @@
 """The Episode: one conversation as the one flat list of token ids that the sampler, the tools and the learner share."""
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from stl.monitor import Verdict
+from stl.monitor import Verdict, Violation
 from stl.world import Task
 
 ENDINGS = ("answer", "no answer", "turns", "tokens", "length", "eos", "error")
@@ -53,8 +53,7 @@ class Episode:
 
     def to_json(self) -> dict:
         """A readable record that from_json turns back into the same episode, to the bit."""
-        verdict = self.verdict and {"ok": self.verdict.ok, "clauses": self.verdict.clauses,
-                                    "violations": [vars(v) for v in self.verdict.violations]}
+        verdict = self.verdict and asdict(self.verdict)
         return {"task": self.task.to_json(), "group": self.group, "sample": self.sample, "seed": self.seed,
                 "version": self.version, "ending": self.ending, "reward": self.reward, "turns": self.turns,
                 "messages": self.messages, "verdict": verdict, "ids": self.ids, "mask": self.mask,
@@ -62,6 +61,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, data: dict) -> "Episode":
-        verdict = data["verdict"] and Verdict.from_json(data["verdict"])
-        fields = ("group", "sample", "seed", "version", "ending", "reward", "turns", "messages", "ids", "mask", "logprobs")
-        return cls(task=Task.from_json(data["task"]), verdict=verdict, **{name: data[name] for name in fields})
+        verdict = data["verdict"]
+        if verdict:
+            verdict = Verdict(**verdict | {"violations": [Violation(**v) for v in verdict["violations"]]})
+        return cls(**data | {"task": Task.from_json(data["task"]), "verdict": verdict})
