@@ -22,12 +22,18 @@ from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, walk
 from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, union, until
 from stl.world import MAX_WAYPOINTS, Rect, Task
 
-SLACK = 1e-6  # metres and seconds
+SLACK = 1.001e-6  # metres and seconds; what is off by exactly 1e-6 passes, whichever way doubles round
 MAX_TEXT = 1500  # characters of a verdict's text
 MAX_EACH = 200  # violations of one kind that a verdict lists
 MAX_SHOWN = 3  # violations of one geometric kind that its text describes
 MAX_REASONS = 8  # failing formulas that are explained
 MAX_WORK = 2_000_000  # waypoints x (obstacles + 4 x nodes of the formulas): keeps any check below a second
+_KINDS = {  # one and many
+    "collision": ("collision", "collisions"),
+    "speed": ("segment too fast", "segments too fast"),
+    "workspace": ("segment outside", "segments outside"),
+    "clause": ("formula fails", "formulas fail"),
+}
 
 
 @dataclass(frozen=True)
@@ -179,13 +185,10 @@ def _widened(atoms: list, keep: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> d
     rows, lo, hi = np.nonzero(keep)[0], lo[keep] - SLACK, hi[keep] + SLACK
     fresh = np.ones(len(rows) + 1, dtype=bool)  # where an interval begins; a last one beyond the end
     fresh[1:-1] = (rows[1:] != rows[:-1]) | (lo[1:] > hi[:-1])
-    starts = np.flatnonzero(fresh)
-    sets: dict[Formula, Intervals] = {atom: [] for atom in atoms}
-    for row, a, b in zip(
-        rows[starts[:-1]].tolist(), lo[starts[:-1]].tolist(), hi[starts[1:] - 1].tolist(), strict=True
-    ):
-        sets[atoms[row]].append((a, b))
-    return sets
+    first = np.flatnonzero(fresh)
+    spans = list(zip(lo[first[:-1]].tolist(), hi[first[1:] - 1].tolist(), strict=True))
+    cuts = np.searchsorted(rows[first[:-1]], np.arange(len(atoms) + 1)).tolist()
+    return {atom: spans[a:b] for atom, (a, b) in zip(atoms, pairwise(cuts), strict=True)}
 
 
 def _leg(path: np.ndarray, i: int) -> str:
@@ -268,6 +271,8 @@ class _Judge:
             (right, a, b), first = parts[0], self.within(*parts[0])[0][0]
             when = f"t={_short(first)}" + (f", first within {_span(a, b)}," if a < b else "")
             return f"{_name(right)} holds at {when} but {self.broken(node.left, lo, first)}"
+        if isinstance(node, Until):
+            parts.append((node.left, lo, hi))
         text = f"{_name(node)} {'never holds within' if lo < hi else 'does not hold at'} {_span(lo, hi)}"
         if not parts:
             return f"{text}; it {self.when(node, lo, hi)}"
@@ -286,12 +291,12 @@ class _Judge:
         text = f"{_name(node)} must hold throughout {_span(lo, hi)} but fails during {spans}"
         if isinstance(node, In | Out):
             return text
-        t = sum(missing[0]) / 2
+        t = sum(missing[0]) / 2 if missing else lo  # rounding may close a gap
         return f"{text}; at t={_short(t)}: {self.never(node, t, t)}"
 
     def when(self, node: Formula, lo: float, hi: float) -> str:
         """When `node` holds, near [lo, hi] first."""
-        times = [(max(a, 0.0) + SLACK, b - SLACK) for a, b in self.truth(node) if b >= SLACK]
+        times = [(max(a + SLACK, 0.0), b - SLACK) for a, b in self.truth(node) if b >= SLACK]
         if times:
             near = sorted(times, key=lambda span: max(span[0] - hi, lo - span[1]))[:3]
             more = f" and {len(times) - 3} times more" if len(times) > 3 else ""
@@ -308,9 +313,10 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
     """What check_path answers: a line of counts, then the first problems of each kind, then what holds."""
     if not violations:
         end = f"The path ends at t={_short(path[-1, 0])} in ({_short(path[-1, 1])}, {_short(path[-1, 2])})."
-        return f"Correct: no collision, within the workspace and the speed limit, {len(clauses)} formulas hold. {end}"
+        return f"Correct: no collision, inside the workspace, within the speed limit, every formula holds. {end}"
     counts = Counter(v.kind for v in violations)
-    lines = ["Not a solution: " + ", ".join(f"{n} {_KINDS[kind][n > 1]}" for kind, n in counts.items())]
+    numbers = ((f"{n}+" if n == MAX_EACH else n, _KINDS[kind][n > 1]) for kind, n in counts.items())
+    lines = ["Not a solution: " + ", ".join(f"{n} {words}" for n, words in numbers)]
     for kind, n in counts.items():
         shown = MAX_REASONS if kind == "clause" else MAX_SHOWN
         lines += [v.text for v in violations if v.kind == kind][:shown]
@@ -318,14 +324,6 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
     held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
     lines += [f"formulas that hold: {held}"] if held else []
     return _cut("\n".join(lines), MAX_TEXT)
-
-
-_KINDS = {
-    "collision": ("collision", "collisions"),
-    "speed": ("segment too fast", "segments too fast"),
-    "workspace": ("segment outside", "segments outside"),
-    "clause": ("formula fails", "formulas fail"),
-}
 
 
 def _short(value: float) -> str:
