@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps, rc_context
-from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ INK, SOFT, WALL, BODY, TRUE, FALSE = "#1f2933", "#7b8794", "#616e7c", "#0072b2",
 ROLES = {"visit": "#009e73", "keep out": "#d55e00", "both": "#8a5fbf", "unused": "#9aa5b1"}  # of regions in formulas
 TINT = "2a"  # alpha of a region's filling
 MARKS = {None: ("○", INK), True: ("✓", TRUE), False: ("✗", FALSE)}
-MAP, SIDE, LINE, WRAP = 5.6, 4.0, 0.205, 46  # inches: map, column of formulas, a line in it; characters of a line
+MAP, SIDE, WRAP = 5.6, 4.0, 46  # inches: map, column of formulas; characters of a formula's line
 SIDES = [(0.8, 1), (-0.8, 1), (0.8, -1), (-0.8, -1), (0, 1), (0, -1), (1, 0), (-1, 0), (0, 2.2), (0, -2.2)]  # of a dot
 FRAMES, FRAME_MS, LAST_MS = 80, 100, 2500  # of a GIF
 
@@ -60,10 +59,11 @@ class _Sheet:
         judged = self.verdict is not None and self.verdict.clauses is not None
         self.way = np.array(waypoints if judged else [[0.0, *task.robot.start]], float)  # [n, 3]
         self.end = float(self.way[-1, 0])
-        space, rows = task.workspace, self._rows()
+        space, blocks = task.workspace, self._blocks()
         ratio = (space.xmax - space.xmin) / (space.ymax - space.ymin)
         wide, high = MAP * min(1, max(ratio, 0.02)), MAP * min(1, max(1 / ratio, 0.02))
-        width, height = wide + SIDE + 0.5, max(high + 0.75, (len(rows) + 4) * LINE)
+        bottoms = np.cumsum([(words.count("\n") + 1) * size * 1.5 / 72 for words, size, *_ in blocks]) + 0.2
+        width, height = wide + SIDE + 0.5, max(high + 0.75, bottoms[-1] + 0.6)
         self.figure = Figure((width, height))
         FigureCanvasAgg(self.figure)
         place = [0.2 / width, (height - high - 0.2) / height, wide / width, high / height]
@@ -71,9 +71,9 @@ class _Sheet:
         self.board = self.figure.add_axes(place, xlim=x, ylim=y, xticks=[], yticks=[])
         self.side = self.figure.add_axes([1 - SIDE / width, 0, SIDE / width, 1], xlim=(0, SIDE), ylim=(height, 0))
         self.side.axis("off")
-        style = {"parse_math": False, "ha": "left"}
-        self.texts = [(kind, self.side.text(0, 0.38 + i * LINE, words, size=size, color=colour, weight=weight, **style))
-                      for i, (kind, words, size, colour, weight) in enumerate(rows)]
+        style = {"va": "bottom", "linespacing": 1.3, "parse_math": False}
+        self.texts = [self.side.text(0, bottom, words, size=size, color=colour, weight=weight, **style)
+                      for bottom, (words, size, colour, weight) in zip(bottoms, blocks, strict=True)]
         self.taken: list[np.ndarray] = []  # boxes on the map that labels should not cover, in pixels
         self._draw_map()
         if self.end > 0:  # the scale of the path's colours
@@ -83,24 +83,19 @@ class _Sheet:
             scale.tick_params(labelsize=8, labelcolor=SOFT, color=SOFT, length=2)
             scale.set_xlabel("time, s", fontsize=8, color=SOFT, labelpad=1)
 
-    def _rows(self) -> list[tuple[int | str, str, float, str, str]]:
-        """The lines of the right column: (number of the formula or "head" or "end", words, size, colour, weight)."""
+    def _blocks(self) -> list[tuple[str, float, str, str]]:
+        """The right column as (words, size, colour, weight): two of the head, one of each formula, then the verdict."""
         task, verdict = self.task, self.verdict or Verdict(False, None, [], "")
         metres = np.hypot(*np.diff(self.way[:, 1:], axis=0).T).sum()
-        facts = f"half-width {decimal(task.robot.half_width)} m, at most {decimal(task.robot.v_max)} m/s"
-        facts = f"{metres:.1f} m in {self.end:.1f} s, {facts}" if verdict.clauses else facts
-        blank = ("head", "", 9, INK, "normal")
-        rows = [("head", task.id[:40], 13, INK, "bold"), ("head", facts, 8.5, SOFT, "normal"), blank]
-        for i, (formula, holds) in enumerate(zip(task.spec, verdict.clauses or [None] * len(task.spec), strict=True)):
-            lines = textwrap.wrap(f"{MARKS[holds][0]}  {formula}", WRAP, max_lines=4, subsequent_indent=" " * 8)
-            rows += [(i, line, 10, MARKS[holds][1], "normal") for line in lines]
+        facts = f"{metres:.1f} m in {self.end:.1f} s, " if verdict.clauses is not None else ""
+        facts += f"half-width {decimal(task.robot.half_width)} m, at most {decimal(task.robot.v_max)} m/s\n"
+        blocks = [(task.id[:40], 13, INK, "bold"), (facts, 8.5, SOFT, "normal")]
+        for formula, holds in zip(task.spec, verdict.clauses or [None] * len(task.spec), strict=True):
+            mark, colour = MARKS[holds]
+            blocks.append((_wrapped(f"{mark}  {formula}", WRAP, "        "), 10, colour, "normal"))
         if self.verdict:
-            title = "The path is right." if verdict.ok else "The path fails."
-            rows += [blank, ("end", title, 10, MARKS[verdict.ok][1], "bold")]
-        for violation in verdict.violations[:4]:
-            lines = textwrap.wrap(violation.text, WRAP + 10, max_lines=3, subsequent_indent="    ")
-            rows += [("end", line, 8.5, FALSE, "normal") for line in lines]
-        return rows
+            blocks.append(("\nThe path " + ("is right." if verdict.ok else "fails."), 10, MARKS[verdict.ok][1], "bold"))
+        return blocks + [(_wrapped(v.text, WRAP + 10, ""), 8.5, FALSE, "normal") for v in verdict.violations[:4]]
 
     def _draw_map(self) -> None:
         """Regions by their role in the formulas, obstacles, names, and the legend."""
@@ -185,14 +180,14 @@ class _Sheet:
     def animate(self, path: str | Path) -> None:
         """A GIF: trail, body, clock and formulas drawn for each moment over a fixed background."""
         canvas, frames = self.figure.canvas, []
-        clock = self.side.text(SIDE - 0.25, 0.38, "", fontsize=13, color=INK, ha="right")
-        for text in [clock, *(text for kind, text in self.texts if kind != "head")]:
+        clock = self.side.text(SIDE - 0.25, self.texts[0].get_position()[1], "", size=13, ha="right", va="bottom")
+        for text in [clock, *self.texts[2:]]:
             text.set_animated(True)
         canvas.draw()
         background = canvas.copy_from_bbox(self.figure.bbox)
         for now in np.linspace(0, self.end, FRAMES if self.end else 1):
-            clock.set_text(f"t = {now:.1f} s")
             canvas.restore_region(background)
+            clock.set_text(f"t = {now:.1f} s")
             for artist in [clock, *self._moment(now)]:
                 self.figure.draw_artist(artist)
             frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
@@ -201,22 +196,23 @@ class _Sheet:
         pauses = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=pauses, loop=0)
 
-    def _moment(self, now: float) -> list[Artist]:
+    def _moment(self, now: float) -> list:
         """What a frame shows at a time: trail, body and formulas; a formula counts as false only at the end."""
-        t = self.way[:, 0]
+        t, last = self.way[:, 0], now == self.end
         here = [float(np.interp(now, t, column)) for column in self.way.T]
-        truths = check(self.task, [*self.way[t <= now].tolist(), here]).clauses or []
-        artists = [self._line(now), self._body(*here[1:])]
-        for artist in artists:
+        moving = [self._line(now), self._body(*here[1:])]
+        for artist in moving:
             artist.remove()  # from the background
-        for kind, text in self.texts:
-            if isinstance(kind, int) and self.verdict:
-                mark, colour = MARKS[truths[kind] or (False if now == self.end else None)]
-                first = text.get_text()[0] != " "
-                text.set(color=colour, text=mark + text.get_text()[1:] if first else text.get_text())
-            if isinstance(kind, int) or (kind == "end" and now == self.end):
-                artists.append(text)
-        return artists
+        formulas = self.texts[2 : 2 + len(self.task.spec)]
+        truths = check(self.task, [*self.way[t <= now].tolist(), here]).clauses if self.verdict else None
+        for text, holds in zip(formulas, truths or [], strict=False):
+            mark, colour = MARKS[holds or (False if last else None)]
+            text.set(text=mark + text.get_text()[1:], color=colour)
+        return moving + (self.texts[2:] if last else formulas)
+
+
+def _wrapped(words: str, width: int, indent: str) -> str:
+    return "\n".join(textwrap.wrap(words, width, max_lines=4, subsequent_indent=indent))
 
 
 def _sweep(points: np.ndarray, r: float) -> Outline:

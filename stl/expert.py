@@ -91,12 +91,10 @@ def _legs(task: Task) -> list[dict]:
     names = list(task.regions)
     for i, leg in enumerate(task.plan):
         times, avoid = [leg.get("t_start") or 0.0, leg.get("hold_until") or 0.0], leg.get("avoid") or []
-        known = leg.get("goal_region") in names and isinstance(avoid, list) and all(name in names for name in avoid)
+        known = isinstance(avoid, list) and all(name in names for name in [leg.get("goal_region"), *avoid])
         if not known or not all(isinstance(time, int | float) for time in times):
-            raise ValueError(
-                f"task {task.id!r}: leg {i} of its plan needs a goal_region, perhaps t_start and hold_until in seconds "
-                f"and a list avoid; the regions are {', '.join(names)}"
-            )
+            fields = "goal_region, t_start, hold_until, avoid (a list); the regions are " + ", ".join(names)
+            raise ValueError(f"task {task.id!r}: leg {i} of its plan is not made of {fields}")
     return task.plan
 
 

@@ -111,7 +111,7 @@ def test_without_a_plan_or_with_a_broken_one_a_clear_line():
     for leg in ({}, {"goal_region": "Nowhere"}, {"goal_region": ["A"]}, {"goal_region": "A", "hold_until": "12"},
                 {"goal_region": "A", "t_start": [1]}, {"goal_region": "A", "avoid": "B"},
                 {"goal_region": "A", "avoid": ["W1"]}):  # fmt: skip
-        with pytest.raises(ValueError, match="leg 0 of its plan") as error:
+        with pytest.raises(ValueError, match="leg 0 of its plan is") as error:
             solve(Task.from_json(data | {"plan": [leg]}))
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="explain must be one of none, normal, full, plan"):
