@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -32,7 +33,7 @@ Waypoints = list[list[float]]
 Atoms = dict[Formula, Intervals]  # when each atom holds
 WIDTHS = (6, 24, 96, 384)  # nodes kept a layer, in one attempt after the other
 MAX_STOPS = 40  # visits on a path
-ALIKE = 3  # nodes kept of those that end in one region with the same formulas done
+ALIKE = 3  # nodes kept, at least, of those that end in one region with the same formulas done
 
 
 @dataclass(frozen=True)
@@ -56,20 +57,28 @@ class _Node:
     done: frozenset[int]  # formulas that hold even if no region is visited any more
 
 
+def _end(node: _Node) -> float:
+    return node.path[-1][0]
+
+
+def _until(atoms: Atoms, end: float) -> Atoms:
+    return {atom: intersection(times, [(-1.0, end)]) for atom, times in atoms.items()}
+
+
 class _Search:
     def __init__(self, task: Task, deadline: float):
         self.task, self.deadline, self.best, self.cut = task, deadline, 0, False
-        self.leaves = _Leaves.of(task)
-        self.formulas = task.formulas
+        self.leaves, self.formulas = _Leaves.of(task), task.formulas
         self.atoms = [[n for n in walk(f) if isinstance(n, In | Out)] for f in self.formulas]
         self.delays = [_delays(f)[1] for f in self.formulas]
-        self.plans: dict[tuple, Waypoints | None] = {}
+        self.plan = cache(lambda here, region, avoid: find_path(task, here, 0, region, avoid=avoid)[0])
 
     def run(self, seconds: float) -> SearchResult:
         path = [[0.0, *self.task.robot.start]]
-        if check(self.task, path).ok:
+        verdict, n, late = check(self.task, path), len(self.formulas), False
+        if verdict.ok:
             return SearchResult(path, "staying at the start satisfies everything")
-        if any(v.kind != "clause" for v in check(self.task, path).violations):
+        if any(violation.kind != "clause" for violation in verdict.violations):
             return SearchResult(None, "the start collides or lies outside the workspace, so there is no path")
         root = self._node(path, self._follow({}, path, 0.0), 0.0, "")
         for width in WIDTHS:
@@ -77,16 +86,12 @@ class _Search:
             for _ in range(MAX_STOPS):
                 layer, found = self._next_layer(layer, width)
                 if found:
-                    return SearchResult(found, f"found with {len(found)} waypoints")
-                if not layer or time.monotonic() > self.deadline:
-                    break
-            if time.monotonic() > self.deadline:
-                return SearchResult(None, f"nothing found within the time limit of {seconds:g} s; at best "
-                                          f"{self.best} of {len(self.formulas)} formulas were done")
-            if not self.cut:
+                    return SearchResult(found, f"found a path of {len(found)} waypoints")
+            late = time.monotonic() > self.deadline
+            if late or not self.cut:
                 break
-        return SearchResult(None, f"no order of visits that was tried works; at best {self.best} of "
-                                  f"{len(self.formulas)} formulas were done")
+        how = f"within the time limit of {seconds:g} s" if late else "among the orders of visits that are tried"
+        return SearchResult(None, f"no path found {how}; at best {self.best} of {n} formulas were done")
 
     def _next_layer(self, layer: list[_Node], width: int) -> tuple[list[_Node], Waypoints | None]:
         """The best nodes one visit on, or a solution."""
@@ -95,17 +100,14 @@ class _Search:
             for child, rest in self._children(node):
                 if time.monotonic() > self.deadline:
                     return [], None
-                if rest is not None and check(self.task, rest).ok:
+                if rest and check(self.task, rest).ok:
                     return [], rest
                 if child:
                     found.setdefault((child.region, child.done), []).append(child)
-        nodes = []
-        for alike in found.values():
-            alike.sort(key=lambda node: node.path[-1][0])
-            nodes += alike[:ALIKE]
-            self.cut |= len(alike) > ALIKE
-        nodes.sort(key=lambda node: (-len(node.done), node.path[-1][0]))
-        self.cut |= len(nodes) > width
+        alike = max(ALIKE, width // 8)
+        nodes = [node for some in found.values() for node in sorted(some, key=_end)[:alike]]
+        nodes.sort(key=lambda node: (-len(node.done), _end(node)))
+        self.cut |= len(nodes) > width or any(len(some) > alike for some in found.values())
         self.best = max([self.best, *(len(node.done) for node in nodes)])
         return nodes[:width], None
 
@@ -113,10 +115,7 @@ class _Search:
         """(a node one visit on, None), or (None, a path that satisfies everything if the robot rests at its end)."""
         wanted = {a.region: None for i, atoms in enumerate(self.atoms) if i not in node.done
                   for a in atoms if isinstance(a, In) and a.region != node.region}
-        for region in wanted:
-            leg = self._leg(node, region)
-            if leg is None:
-                continue
+        for region, leg in ((region, leg) for region in wanted if (leg := self._leg(node, region))):
             path = [*node.path, *leg[1:]]
             full = self._follow(node.atoms, leg, node.path[-1][0])
             if all(self._true(i, full) for i in range(len(self.formulas))):
@@ -127,7 +126,7 @@ class _Search:
 
     def _node(self, path: Waypoints, full: Atoms, until: float, region: str) -> _Node | None:
         """The node that ends at time `until`, unless some formula cannot become true any more."""
-        atoms = {atom: intersection(times, [(-1.0, until)]) for atom, times in full.items()}
+        atoms = _until(full, until)
         if self._lost(atoms, until, path[-1][1:]):
             return None
         last = {a: times if isinstance(a, In) else union(times, [(until, math.inf)]) for a, times in atoms.items()}
@@ -140,8 +139,8 @@ class _Search:
         for atom, times in atoms.items():
             begin = now
             if isinstance(atom, In) and not holds(times, now):
-                way = self._plan(here, atom.region, ())
-                begin = now + way[-1][0] if way else math.inf
+                way = self.plan(tuple(here), atom.region, ())
+                begin = now + way.arrival if way else math.inf
             later[atom] = union(times, [(begin, math.inf)]) if begin < math.inf else times
         return [i for i in range(len(self.formulas)) if not self._true(i, later)]
 
@@ -155,34 +154,26 @@ class _Search:
             times = self.leaves.truths(path, *_clip(self.leaves.rects, path))
         return {a: union(past.get(a, []), intersection(t, [(since, math.inf)])) for a, t in times.items()}
 
-    def _plan(self, here: list[float], region: str, avoid: tuple[str, ...]) -> Waypoints | None:
-        key = (*here, region, avoid)
-        if key not in self.plans:
-            path, _ = find_path(self.task, here, 0, region, avoid=avoid)
-            self.plans[key] = path and path.waypoints
-        return self.plans[key]
-
     def _leg(self, node: _Node, region: str) -> Waypoints | None:
         """A way to the region that loses no formula: round the regions that it must not enter, or later."""
         (now, *here), wait = node.path[-1], 0.0
         avoid, added, forced = frozenset(), frozenset(), frozenset({region})
         for _ in range(8):
-            way = self._plan(here, region, tuple(sorted(avoid)))
+            way = self.plan(tuple(here), region, tuple(sorted(avoid)))
+            if way is None and not added:
+                return None
             if way is None:
-                if not added:
-                    return None
                 avoid, forced, added = avoid - added, forced | added, frozenset()
                 continue
-            leg = [[now, *here], *([[now + wait, *here]] if wait else []),
-                   *([round(now + wait + t, 6), x, y] for t, x, y in way[1:])]
+            leg = [[round(now + wait + t, 6), x, y] for t, x, y in way.waypoints]
+            leg = [[now, *here], *leg] if wait else leg
             end = leg[-1][0]
-            full = self._follow(node.atoms, leg, now)
-            atoms = {atom: intersection(times, [(-1.0, end)]) for atom, times in full.items()}
+            atoms = _until(self._follow(node.atoms, leg, now), end)
             lost = self._lost(atoms, end, leg[-1][1:])
             if not lost:
                 return leg
-            entered = {a: gaps(atoms[a], now, end) for i in lost for a in self.atoms[i] if isinstance(a, Out)}
-            entered = {a: times[0][0] for a, times in entered.items() if times}
+            entered = {a: times[0][0] for i in lost for a in self.atoms[i]
+                       if isinstance(a, Out) and (times := gaps(atoms[a], now, end))}
             if added := frozenset(a.region for a in entered) - forced - avoid:
                 avoid |= added
                 continue
@@ -190,7 +181,7 @@ class _Search:
                      for d in self.delays[i] for e in self._events(i, node.atoms) if e + d > enter + 1e-6]
             if not waits:
                 return None
-            wait = round(wait + min(waits) + 0.0049, 2)
+            wait = math.ceil(100 * (wait + min(waits))) / 100
         return None
 
     def _events(self, i: int, atoms: Atoms) -> set[float]:
@@ -205,14 +196,14 @@ class _Search:
             if i in node.done or In(region) not in atoms:
                 continue
             ends = sorted({arrival, *(e + d for e in self._events(i, full) for d in self.delays[i] if e + d > arrival)})
-            later = {a: full[a] if a == In(region) else union(full[a], [(arrival, math.inf)]) for a in atoms}
-            low, high = 0, len(ends)
-            while low < high:
-                middle = (low + high) // 2
-                later[In(region)] = intersection(full[In(region)], [(-1.0, ends[middle])])
-                low, high = (low, middle) if self._true(i, later) else (middle + 1, high)
-            if low < len(ends):
-                stays.add(ends[low])
+            for others in ((arrival, math.inf), (-1.0, -1.0)):  # other regions are visited later on, or no more
+                later = {a: union(full[a], [others if isinstance(a, In) else (arrival, math.inf)]) for a in atoms}
+                low, high = 0, len(ends)
+                while low < high:
+                    middle = (low + high) // 2
+                    later[In(region)] = intersection(full[In(region)], [(-1.0, ends[middle])])
+                    low, high = (low, middle) if self._true(i, later) else (middle + 1, high)
+                stays |= set(ends[low : low + 1])
         return stays
 
 

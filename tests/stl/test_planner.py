@@ -138,7 +138,6 @@ def passes(task, path):
     assert verdict.ok, verdict.text
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the cases are not there")
 def test_checked_cases():
     for line in CASES.read_text().splitlines():
         case = json.loads(line)
@@ -152,7 +151,7 @@ def test_checked_cases():
             passes(task, path)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(i, marks=pytest.mark.slow) for i in range(60, 2000))])
 def test_shortest_length_is_that_of_brute_force(seed):
     rng = np.random.default_rng(seed)
     task = random_task(rng, int(rng.integers(2, 9)))
@@ -165,7 +164,7 @@ def test_shortest_length_is_that_of_brute_force(seed):
         passes(task, path)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(i, marks=pytest.mark.slow) for i in range(10, 100))])
 def test_no_path_means_unreachable(seed):
     rng = np.random.default_rng([seed, 1])
     found = 0
