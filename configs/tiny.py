@@ -1,7 +1,7 @@
 """The small run: a model of 0.9M parameters, trained from scratch on a laptop's CPU, learns to plan with tools.
 
-It imitates the scripted expert (with some noise) until it solves a third of held-out tasks, then GRPO goes on from there
-with the same code that trains the 9B model. The recipe was found by trial; docs/log.md has what did not work.
+It imitates the scripted expert (with some noise) until it solves a third of held-out tasks, then GRPO goes on from
+there with the same code that trains the 9B model. The recipe was found by trial; docs/log.md has what did not work.
 """
 from rl.config import Config
 

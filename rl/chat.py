@@ -44,8 +44,8 @@ class Turn:
 
     def message(self) -> dict:
         """The turn as a chat message in OpenAI's form."""
-        calls = [{"type": "function", "id": f"call_{i}", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
-                 for i, c in enumerate(self.calls)]
+        functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in self.calls]
+        calls = [{"type": "function", "id": f"call_{i}", "function": function} for i, function in enumerate(functions)]
         return {"role": "assistant", "content": self.content} | ({"tool_calls": calls} if calls else {})
 
 
@@ -98,7 +98,7 @@ class QwenChat:
         end_of_text = self.tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.end_ids = [end_of_text] if end_of_text is not None and end_of_text != self.stop_id else []
         if two != before + "BETA" + self.between + "GAMMA" + self.after or before == self.before:
-            raise ChatError("the chat template does not append tool answers turn by turn; a Qwen3 or Qwen3.5 template does")
+            raise ChatError("the chat template does not append tool answers turn by turn, as Qwen3.5's does")
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -238,7 +238,8 @@ class CompactChat:
         ids = self.tokenizer.encode(text).ids
         if self.tokenizer.token_to_id("<unk>") in ids:
             unknown = next(word for word in text.split() if self.names[1] in self.tokenizer.encode(word).tokens)
-            raise ChatError(f"the compact format has no word for {unknown!r}; regions are A..Z but F, G, U, Goal, Key1..9, Door1..9")
+            names = "A..Z but F, G, U, Goal, Key1..9, Door1..9"
+            raise ChatError(f"the compact format has no word for {unknown!r}; regions are {names}")
         return ids
 
     def save(self, folder: Path) -> None:
@@ -263,7 +264,9 @@ class CompactChat:
         """Of a tool's answer the waypoints, just as the final answer needs them; else only whether it is good news."""
         found = re.search(r"^waypoints: (.*)$", text, re.MULTILINE)
         try:
-            return " ".join(self._flat(json.loads(found[1]))) if found else "ok" if text.startswith(GOOD_NEWS) else "error"
+            if found:
+                return " ".join(self._flat(json.loads(found[1])))
+            return "ok" if text.startswith(GOOD_NEWS) else "error"
         except ChatError:
             return "error"
 

@@ -1,4 +1,4 @@
-"""Settings of a run: one frozen dataclass, filled in by a Python file in configs/ and by --key=value on the command line.
+"""Settings of a run: one frozen dataclass, filled in by a file in configs/ and by --key=value on the command line.
 
 Nothing else in the project holds a default of its own: what the run folder's config.json says is what was used.
 """

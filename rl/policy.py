@@ -1,4 +1,4 @@
-"""A policy ready to play: model, adapter, chat format and sampler, as a config, a run folder or a model folder has them."""
+"""A policy ready to play: model, adapter, chat format and sampler, from a config, a run folder or a model folder."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -49,7 +49,7 @@ class TorchSampler:
 
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         if len(ids) + max_new > self.max_len or max_new < 1:
-            raise ValueError(f"{len(ids)} tokens and {max_new} new ones: at least 1, and together at most {self.max_len}")
+            raise ValueError(f"{len(ids)} tokens and {max_new} new ones: at least 1, together at most {self.max_len}")
         self.waiting.append(Request(key, list(ids), len(ids), len(ids) + max_new, seed))
 
     def drop(self, key: int) -> None:
@@ -98,7 +98,8 @@ class TorchSampler:
             request.ids.append(token)
             request.logprobs.append(logprob)
             if token in self.stop_ids or len(request.ids) == request.limit:
-                done.append(Completion(request.key, request.ids[request.start:], request.logprobs, token in self.stop_ids))
+                stopped = token in self.stop_ids
+                done.append(Completion(request.key, request.ids[request.start:], request.logprobs, stopped))
         finished = {completion.key for completion in done}
         self.active = [request for request in self.active if request.key not in finished]
 

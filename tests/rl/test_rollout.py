@@ -48,7 +48,7 @@ def test_expert_is_rewarded_and_its_tokens_alone_are_masked_in(qwen_folder, form
         assert episode.ids[:len(prompt)] == prompt and not any(episode.mask[:len(prompt)])
         said = [token for message in expert_turns(task) for token in chat.assistant(message)]
         assert [token for token, own in zip(episode.ids, episode.mask, strict=True) if own] == said
-        assert [lp for lp, own in zip(episode.logprobs, episode.mask, strict=True) if not own] == [0.0] * episode.mask.count(0)
+        assert all(own or lp == 0.0 for lp, own in zip(episode.logprobs, episode.mask, strict=True))
         stops = [i for i, token in enumerate(episode.ids) if token == chat.stop_id and i >= len(prompt)]
         assert sum(episode.mask[i] for i in stops) == episode.turns  # each turn's stop token is trained
         tool_texts = [m["content"] for m in episode.messages if m["role"] == "tool"]

@@ -7,8 +7,8 @@ from model.qwen import ModelConfig, Qwen
 from rl.sampler import make_seed, uniforms
 from rl.sampler_torch import TorchSampler
 
-ATTENTION = {"model_type": "qwen3", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+ATTENTION = {"model_type": "qwen3", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 HYBRID = {"model_type": "qwen3_5_text", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
           "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
           "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
@@ -121,6 +121,6 @@ def test_new_weights_are_seen_and_old_caches_forgotten(model):
 
 def test_uniforms():
     values = uniforms(np.full(200_000, 12345), np.arange(200_000))
-    assert 0 <= values.min() and values.max() < 1
+    assert values.min() >= 0 and values.max() < 1
     assert abs(values.mean() - 0.5) < 0.005 and abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.01
     assert abs(uniforms(np.arange(200_000), np.full(200_000, 3)).mean() - 0.5) < 0.005
