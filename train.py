@@ -28,7 +28,6 @@ from rl.grpo import advantages
 from rl.learner import Learner
 from rl.policy import Policy, make_policy
 from rl.run import Run
-from rl.sampler import make_seed
 from rl.tasks import TaskStream, demonstrations, held_out
 from stl.world import Task
 
@@ -218,7 +217,8 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
         if episodes is None:
             batch = stream.batch(step - 1, config.tasks_per_step)
             with tqdm(total=len(batch) * config.samples, desc="episodes", leave=False) as bar:
-                episodes = policy.play(batch, config.samples, (config.seed, "grpo", step), progress=lambda e: bar.update())
+                key = (config.seed, "grpo", step)
+                episodes = policy.play(batch, config.samples, key, progress=lambda e: bar.update())
             run.write_episodes(step, episodes)
     check_errors(episodes)
     groups = [episodes[i:i + config.samples] for i in range(0, len(episodes), config.samples)]
