@@ -269,8 +269,9 @@ class Qwen(nn.Module):
     ) -> "Qwen":
         """A fresh model to train: unit embeddings, matrices of variance 1/fan-in (those that write to the residual
         stream smaller by sqrt(2 layers)), an untied head at zero, so that the first loss is log(vocab_size)."""
-        with torch.device(device):
+        with torch.device("meta"):
             model = cls(config).to(dtype)
+        model.to_empty(device=device)
         generator = torch.Generator(device).manual_seed(seed)
         with torch.no_grad():
             for name, p in model.named_parameters():
