@@ -5,6 +5,8 @@ Everything is read from config.json; modules carry the names of Hugging Face che
 without padding; decoding appends tokens to the slots of a cache.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +62,7 @@ class ModelConfig:
         return name if name.startswith("lm_head") else self.prefix + name
 
     @classmethod
-    def from_json(cls, data: dict, prefix: str | None = None) -> "ModelConfig":
+    def from_json(cls, data: dict, prefix: str | None = None) -> ModelConfig:
         """From a parsed config.json, of a multimodal one its text_config. ValueError names what is not supported."""
         wrapped = "text_config" in data
         tied = {"tie_word_embeddings": data.get("tie_word_embeddings", False)}
@@ -96,9 +98,9 @@ def _refuse(text: dict, rope: dict) -> None:
     kind = text.get("model_type")
     if kind not in ARCHITECTURES:
         raise ValueError(f"model_type {kind!r} is not supported, only {', '.join(ARCHITECTURES)}")
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        if name not in text:
-            raise ValueError(f"{name} is missing")
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if missing := [name for name in required if name not in text]:
+        raise ValueError(f"{', '.join(missing)} missing")
     only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
     only |= {"attn_output_gate": kind == "qwen3_5_text"}
     for name, value in only.items():
@@ -106,9 +108,9 @@ def _refuse(text: dict, rope: dict) -> None:
             raise ValueError(f"{name} {text[name]!r} is not supported, only {value!r}")
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ValueError(f"rope_type {rope.get('rope_type', rope.get('type'))!r} is not supported, only 'default'")
-    for layer in text.get("layer_types") or ():
-        if layer not in ("full_attention", "linear_attention"):
-            raise ValueError(f"layer type {layer!r} is not supported, only full_attention and linear_attention")
+    layers = text.get("layer_types")
+    if layers and (len(layers) != text["num_hidden_layers"] or set(layers) - {"full_attention", "linear_attention"}):
+        raise ValueError(f"layer_types must name full_attention or linear_attention for each layer; they are {layers}")
 
 
 class Linear(nn.Module):
@@ -159,12 +161,10 @@ class Attention(nn.Module):
         self.head_dim, self.gated = c.head_dim, c.gated
         width, kv_width = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = Linear(c.hidden_size, width * (1 + c.gated))
-        self.k_proj = Linear(c.hidden_size, kv_width)
-        self.v_proj = Linear(c.hidden_size, kv_width)
+        self.k_proj, self.v_proj = Linear(c.hidden_size, kv_width), Linear(c.hidden_size, kv_width)
         self.o_proj = Linear(width, c.hidden_size)
-        plain = c.model_type == "llama"
-        self.q_norm = nn.Identity() if plain else RMSNorm(c.head_dim, c.rms_norm_eps, c.gated)
-        self.k_norm = nn.Identity() if plain else RMSNorm(c.head_dim, c.rms_norm_eps, c.gated)
+        norms = [RMSNorm(c.head_dim, c.rms_norm_eps, c.gated) for _ in range(2)]
+        self.q_norm, self.k_norm = norms if c.model_type != "llama" else (nn.Identity(), nn.Identity())
 
     def forward(self, x: Tensor, rows: Rows, rope: tuple[Tensor, Tensor], cache: AttentionCache | None) -> Tensor:
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -185,13 +185,11 @@ class GatedDeltaNet(nn.Module):
         self.sizes = [key, key, value]
         self.in_proj_qkv = Linear(c.hidden_size, sum(self.sizes))
         self.in_proj_z = Linear(c.hidden_size, value)
-        self.in_proj_b = Linear(c.hidden_size, self.heads)
-        self.in_proj_a = Linear(c.hidden_size, self.heads)
+        self.in_proj_b, self.in_proj_a = Linear(c.hidden_size, self.heads), Linear(c.hidden_size, self.heads)
         self.out_proj = Linear(value, c.hidden_size)
         channels = 2 * key + value
         self.conv1d = nn.Conv1d(channels, channels, c.linear_conv_kernel_dim, groups=channels, bias=False)
-        self.A_log = nn.Parameter(torch.empty(self.heads))
-        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(2))
         self.norm = RMSNorm(c.linear_value_head_dim, c.rms_norm_eps)
 
     def forward(self, x: Tensor, rows: Rows, rope: tuple[Tensor, Tensor], cache: DeltaCache | None) -> Tensor:
@@ -257,25 +255,21 @@ class Qwen(nn.Module):
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
 
     @classmethod
-    def from_folder(cls, path: str | Path, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> "Qwen":
+    def from_folder(cls, path: str | Path, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> Qwen:
         """Open a Hugging Face folder (config.json, safetensors). CheckpointError says in one line what does not fit."""
         from model.checkpoint import load_folder
 
         return load_folder(path, dtype, device)
 
     @classmethod
-    def random(
-        cls, config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> "Qwen":
+    def random(cls, config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32, device="cpu") -> Qwen:
         """A fresh model to train: unit embeddings, matrices of variance 1/fan-in (those that write to the residual
         stream smaller by sqrt(2 layers)), an untied head at zero, so that the first loss is log(vocab_size)."""
         with torch.device("meta"):
             model = cls(config).to(dtype)
-        model.to_empty(device=device)
         generator = torch.Generator(device).manual_seed(seed)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                _init(name, p, config, generator)
+        for name, p in model.to_empty(device=device).named_parameters():
+            _init(name, p, config, generator)
         return model
 
     @property
@@ -288,8 +282,7 @@ class Qwen(nn.Module):
         return F.linear(hidden, self.head_weight)
 
     def forward(self, ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Packed rows, which do not see each other: ids [T], cu_seqlens [n+1] from 0 to T -> hidden [T, D] after the
-        final norm."""
+        """Packed rows, blind to each other: ids [T], cu_seqlens [n+1] from 0 to T -> hidden [T, D] after the last norm."""
         starts = cu_seqlens.tolist()
         lengths = [b - a for a, b in zip(starts, starts[1:], strict=False)]
         if starts[:1] != [0] or starts[-1] != len(ids) or min(lengths, default=0) < 1:
@@ -299,11 +292,9 @@ class Qwen(nn.Module):
     def _decoder(self, ids: Tensor, rows: Rows, cache: Cache | None) -> Tensor:
         x = self.embed_tokens(ids)
         rope = rotary(rows.positions, self.config, x.dtype)
-        for i, layer in enumerate(self.layers):
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rows, rope, use_reentrant=False)
-            else:
-                x = layer(x, rows, rope, cache and cache.layers[i])
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled()
+        for layer, own in zip(self.layers, cache.layers if cache else [None] * len(self.layers), strict=True):
+            x = checkpoint(layer, x, rows, rope, use_reentrant=False) if recompute else layer(x, rows, rope, own)
         return self.norm(x)
 
     def new_cache(self, slots: int, max_len: int) -> Cache:
@@ -324,6 +315,7 @@ class Qwen(nn.Module):
         return hidden
 
 
+@torch.no_grad()
 def _init(name: str, p: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
     """Fill one parameter of a fresh model."""
     if name.endswith("norm.weight"):

@@ -107,8 +107,9 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         ({"use_sliding_window": True}, {}, "use_sliding_window True is not supported"),
         ({"attention_bias": True}, {}, "attention_bias True is not supported"),
         ({"hidden_act": "gelu"}, {}, "hidden_act 'gelu' is not supported, only 'silu'"),
-        ({"layer_types": ["sliding_attention"] * 2}, {}, "layer type 'sliding_attention' is not supported"),
-        ({"hidden_size": None}, {}, "hidden_size is missing"),
+        ({"layer_types": ["sliding_attention"] * 2}, {}, "layer_types must name full_attention or linear"),
+        ({"layer_types": ["full_attention"]}, {}, "for each layer; they are .'full_attention'.$"),
+        ({"hidden_size": None, "vocab_size": None}, {}, "vocab_size, hidden_size missing"),
     ],
 )
 def test_refusals_name_the_cause_in_one_line(reference, tmp_path, config, tensors, message):
