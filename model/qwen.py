@@ -282,7 +282,7 @@ class Qwen(nn.Module):
         return F.linear(hidden, self.head_weight)
 
     def forward(self, ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Packed rows, blind to each other: ids [T], cu_seqlens [n+1] from 0 to T -> hidden [T, D] after the last norm."""
+        """Packed rows, blind to each other: ids [T], cu_seqlens [n+1] from 0 to T -> normed hidden [T, D]."""
         starts = cu_seqlens.tolist()
         lengths = [b - a for a, b in zip(starts, starts[1:], strict=False)]
         if starts[:1] != [0] or starts[-1] != len(ids) or min(lengths, default=0) < 1:
