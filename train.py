@@ -6,13 +6,11 @@
 
 Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
 """
-import argparse
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from tqdm import tqdm
 
 from model.checkpoint import load_adapter, load_folder, save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
-from rl import report
+from rl import cli, report
 from rl.config import Config, load_config
 from rl.episode import Episode
 from rl.grpo import advantages
@@ -33,20 +31,23 @@ from stl.world import Task
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("train.py", __doc__)
     parser.add_argument("--config", default="tiny.py", help="a Python file, or the name of one in configs/")
     parser.add_argument("--new", action="store_true", help="begin a new run beside the finished or unfinished one")
     parser.add_argument("--force", action="store_true", help="go on with a run although its settings have changed")
     args, overrides = parser.parse_known_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a spot machine's warning stops us like Ctrl-C
-    run = None
+    return cli.run_script("train.py", lambda: train(load_config(args.config, overrides), args.new, args.force))
+
+
+def train(config: Config, new: bool = False, force: bool = False) -> None:
+    """Go through the stages of `config` in its run folder, from wherever the last process left it."""
+    run = Run.open(config, new=new, force=force)
     try:
-        config = load_config(args.config, overrides)
-        run = Run.open(config, new=args.new, force=args.force)
         if run.finished:
-            print(f"{run.folder} is finished; see it in {run.folder}/curves.png, or give --new for another run")
-            return 0
-        print(f"{run.folder}: {config.about}" if config.about else run.folder)
+            print(f"{run.folder} is finished: curves in {run.folder}/curves.png; give --new for another run")
+            return
+        print(f"{run.folder}: {config.about}" if config.about else run.folder, flush=True)
         if config.sft_steps:
             imitate(config, run)
         if config.steps:
@@ -54,61 +55,34 @@ def main(argv: list[str] | None = None) -> int:
         report.curves(run.rows(), run.folder / "curves.png")
         run.finish()
         print(f"done: curves in {run.folder}/curves.png; try python sample.py --policy {run.folder}")
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    except ValueError as error:  # a user's mistake, said in one line; a fault of ours is another kind of exception
-        if type(error) is ValueError:
-            raise
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
     finally:
-        if run:
-            run.close()
-    return 0
+        run.close()
 
 
 # ------------------------------------------------------------------------------------------------------- imitation
 
 
-@dataclass
-class Demonstration:
-    """A conversation to imitate, as rollouts would have recorded it."""
-
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    plan_end: int = 0  # where the first turn's plan, before its first call, ends
-
-    def append(self, ids: list[int], own: bool) -> None:
-        self.ids += ids
-        self.mask += [int(own)] * len(ids)
-
-    def plan_only(self) -> "Demonstration":
-        """The lesson that is about deciding alone: what comes after the plan is copying."""
-        return Demonstration(self.ids[:self.plan_end], self.mask[:self.plan_end])
-
-
-def encode(policy: Policy, demonstration: dict) -> Demonstration:
-    """The ids and mask that a rollout would have recorded, had the policy said the demonstration's words."""
-    chat, messages = policy.chat, demonstration["messages"]
-    encoded = Demonstration()
-    encoded.append(chat.prompt(Task.from_json(demonstration["task"])), own=False)
-    opening = messages[0]["content"].partition("<answer>")[0]
-    encoded.plan_end = len(encoded.ids) + len(chat.assistant({"content": opening})) - 1
-    answers = []
-    for message in messages:
+def encode(policy: Policy, demonstration: dict) -> Episode:
+    """The episode that a rollout would have recorded, had the policy said the demonstration's words."""
+    chat, answers = policy.chat, []
+    episode = Episode(Task.from_json(demonstration["task"]), seed=0)
+    episode.append(chat.prompt(episode.task))
+    for message in demonstration["messages"]:
         if message["role"] == "tool":
             answers.append(message["content"])
             continue
         if answers:
-            encoded.append(chat.tool_turn(answers), own=False)
+            episode.append(chat.tool_turn(answers))
             answers = []
-        encoded.append(chat.assistant(message), own=True)
-    return encoded
+        ids = chat.assistant(message)
+        episode.append(ids, logprobs=[0.0] * len(ids))
+    return episode
 
 
 def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or of config.model, learn the expert's conversations."""
+    if run.latest("grpo"):
+        return  # the next stage has begun, so this one is complete
     policy = make_policy(config, config.model or None)
     learner = Learner(policy.model, list(policy.model.parameters()), sft_optimizer(config, policy.model), config,
                       config.device, policy.chat.size)
@@ -117,29 +91,29 @@ def imitate(config: Config, run: Run) -> None:
         policy.model.load_state_dict(load_folder(last.folder, torch.float32).state_dict())
         learner.optimizer.load(last.tensors("optimizer"))
         step, stopped = last.step, last.state["stopped"]
-    if stopped or step == config.sft_steps:
-        return
     run.rewind("sft", step)
-    data = [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)]
-    tasks = held_out(config.eval_mix)
-    saved = time.monotonic()
+    tasks, saved = held_out(config.eval_mix), time.monotonic()
+    if not stopped and step < config.sft_steps:
+        data = [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)]
     bar = tqdm(total=config.sft_steps, initial=step, desc="imitation", unit="step")
-    while step < config.sft_steps and not stopped:
+    while not stopped and step < config.sft_steps:
         began = time.monotonic()
         learner.optimizer.scale_lr(rate(config, step))
-        stats = learner.sft_step(sft_batch(config, data, step))
+        batch = sft_batch(config, data, step)
+        stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
         step += 1
         run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}})
         bar.set_postfix(loss=f"{stats['loss']:.3f}")
         bar.update()
-        if config.sft_eval_every and step >= config.sft_lesson and step % config.sft_eval_every == 0:
+        if config.sft_eval_every and step % config.sft_eval_every == 0 and step >= config.sft_eval_from:
             stopped = evaluate(policy, run, tasks, "sft", step, config.temperature) >= config.sft_stop
         if stopped or step == config.sft_steps or time.monotonic() - saved > config.checkpoint_seconds:
             run.save("sft", step, {"optimizer": learner.optimizer.tensors()}, {"stopped": stopped},
                      lambda folder: save_model(policy, folder))
             saved = time.monotonic()
     bar.close()
-    evaluate(policy, run, tasks, "sft", step, 0.0)
+    for temperature in (config.temperature, 0.0):
+        evaluate(policy, run, tasks, "sft", step, temperature)
 
 
 def save_model(policy: Policy, folder: Path) -> None:
@@ -166,16 +140,12 @@ def rate(config: Config, step: int) -> float:
     return min(1.0, (step + 1) / max(1, config.sft_warmup), left)
 
 
-def sft_batch(config: Config, data: list[Demonstration], step: int) -> list[Demonstration]:
-    """The demonstrations of a step: seeded shuffles of all, one after the other; half of them plans in the lesson."""
+def sft_batch(config: Config, data: list[Episode], step: int) -> list[Episode]:
+    """The demonstrations of a step: seeded shuffles of all, one after the other."""
     size, first = len(data), step * config.sft_batch
-    batch = []
-    for i in range(first, first + config.sft_batch):
-        order = np.random.default_rng((config.seed, i // size)).permutation(size)
-        batch.append(data[order[i % size]])
-    if config.sft_lesson and step >= config.sft_lesson:
-        batch[::2] = [demonstration.plan_only() for demonstration in batch[::2]]
-    return batch
+    order = {epoch: np.random.default_rng((config.seed, epoch)).permutation(size)
+             for epoch in range(first // size, (first + config.sft_batch - 1) // size + 1)}
+    return [data[order[i // size][i % size]] for i in range(first, first + config.sft_batch)]
 
 
 # -------------------------------------------------------------------------------------------- reinforcement (GRPO)
@@ -195,16 +165,18 @@ def reinforce(config: Config, run: Run) -> None:
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed), held_out(config.eval_mix)
     bar = tqdm(total=config.steps, initial=step, desc="grpo", unit="step")
-    while step < config.steps:
-        step += 1
-        row = grpo_step(config, run, policy, learner, stream, step)
-        run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
-                 lambda folder: save_adapter(policy.adapter, folder, str(base.folder if base else config.model)))
-        run.log(row)
-        bar.write(step_line(row))
-        bar.update()
+    while True:
         if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
             evaluate(policy, run, tasks, "grpo", step, config.temperature)
+        if step == config.steps:
+            break
+        step += 1
+        row = grpo_step(config, run, policy, learner, stream, step)
+        run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
+        run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
+                 lambda folder: save_adapter(policy.adapter, folder, str(base.folder if base else config.model)))
+        bar.write(step_line(row))
+        bar.update()
     bar.close()
     evaluate(policy, run, tasks, "grpo", step, 0.0)
 
@@ -258,14 +230,20 @@ def check_errors(episodes: list[Episode]) -> None:
 
 
 def evaluate(policy: Policy, run: Run, tasks: list[Task], stage: str, step: int, temperature: float) -> float:
-    """Held-out success, one episode a task, logged; training's state and random numbers are untouched."""
-    began = time.monotonic()
-    with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
-        episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda e: bar.update())
-    row = {"stage": "eval", "of": stage, "step": step, "temperature": temperature, **report.summarize(episodes)}
-    run.log(row | {"time": {"seconds": time.monotonic() - began}})
-    tqdm.write(eval_line(row))
-    return row["reward"]
+    """Held-out success, one episode a task, unless it is in the log already.
+
+    Training does not notice: no weight changes, and an episode's random numbers are its own.
+    """
+    asked = {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
+    row = next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
+    if row is None:
+        began = time.monotonic()
+        with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
+            episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda episode: bar.update())
+        row = asked | report.summarize(episodes) | {"time": {"seconds": time.monotonic() - began}}
+        run.log(row)
+        tqdm.write(eval_line(row))
+    return row["success"]
 
 
 def step_line(row: dict) -> str:

@@ -31,7 +31,6 @@ config = Config(
     sft_warmup=30,
     sft_decay=0.4,
     sft_noise=0.25,
-    sft_lesson=680,
     sft_tasks=12_000,
     sft_eval_every=50,
     sft_stop=0.33,

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,9 @@ class Config:
     sft_warmup: int = 30  # steps
     sft_decay: float = 0.4  # the last share of sft_steps in which the rate falls linearly to zero
     sft_noise: float = 0.0  # share of demonstrations with a random order or a coin-flip avoid
-    sft_lesson: int = 0  # from this step on half of each batch ends after the first turn's plan (0: never)
     sft_tasks: int = 0  # demonstrations made; batches go round them in a seeded shuffle
-    sft_eval_every: int = 0  # steps between held-out measurements, from sft_lesson on (0: none)
+    sft_eval_every: int = 0  # steps between held-out measurements (0: only at the end)
+    sft_eval_from: int = 0  # the first step that may be measured
     sft_stop: float = 1.0  # end the stage once held-out success at temperature 1 reaches this
 
     # GRPO (0 steps: none)
@@ -94,13 +95,15 @@ class Config:
     checkpoint_seconds: float = 30.0  # between checkpoints of the supervised stage
 
     def __post_init__(self):
+        if not re.fullmatch(r"[\w.-]{1,100}", self.name) or self.name.startswith("."):
+            raise ConfigError(f"name = {self.name!r}: letters, digits, '-', '_' and '.' make a folder's name")
         for field, allowed in CHOICES.items():
             if getattr(self, field) not in allowed:
                 raise ConfigError(f"{field} = {getattr(self, field)!r}: choose one of {', '.join(allowed)}")
         for field, (low, high) in RANGES.items():
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{field} = {value}: must lie between {low:g} and {high:g}")
+                raise ConfigError(f"{field} = {str(value)[:40]}: must lie between {low:g} and {high:g}")
         for field in ("mix", "eval_mix"):
             check_mix(field, getattr(self, field))
         if self.steps and self.tasks_per_step < self.optimizer_steps:
@@ -130,7 +133,7 @@ RANGES = {
     "clip_high": (0, 100), "dual_clip": (1, 1e6), "importance_cap": (1e-3, 1e6), "temperature": (0.01, 100),
     "micro_tokens": (1, 1 << 26), "head_chunk": (1, 1 << 26), "eval_every": (0, 10**9), "sampler_slots": (1, 10**5),
     "keep_checkpoints": (1, 10**6), "threads": (0, 1024), "seed": (0, 2**62), "sft_warmup": (0, 10**9),
-    "sft_lesson": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
+    "sft_eval_from": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
 }
 
 
@@ -140,7 +143,7 @@ def check_mix(field: str, mix: dict | None) -> None:
         raise ConfigError(f"{field} = {mix!r}: say how many tasks of which level, e.g. {{'L0': 512}}")
     for level, count in mix.items():
         if level not in LEVELS:
-            raise ConfigError(f"{field}: unknown level {level!r}{nearest(str(level), LEVELS)}")
+            raise ConfigError(f"{field}: unknown level {level!r}; the levels are {', '.join(LEVELS)}")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"{field}: {level} = {count!r}: must be a whole number of tasks, 1 or more")
 
@@ -161,7 +164,7 @@ def read_value(field: dataclasses.Field, text: str):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
         value = ast.literal_eval(text) if value is text else value
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ConfigError(f"{field.name} = {text}: cannot be read as {describe(field)}") from None
+        raise ConfigError(f"{field.name} = {text[:40]}: cannot be read as {describe(field)}") from None
     return coerce(field, value)
 
 
@@ -209,11 +212,14 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except TypeError as error:  # Config(...) was called with a field that it does not have
-        unknown = str(error).rpartition("argument ")[2].strip("'")
-        raise ConfigError(f"{path}: unknown setting {unknown!r}{nearest(unknown, FIELDS)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.msg}") from None
+    except Exception as error:  # whatever a user's own code can do
+        unknown = str(error).rpartition("unexpected keyword argument ")[2].strip("'")
+        hint = nearest(unknown, FIELDS) if "unexpected keyword" in str(error) else ""
+        raise ConfigError(f"{path}: {type(error).__name__}: {error}{hint}") from None
     config = getattr(module, "config", None)
     if not isinstance(config, Config):
         raise ConfigError(f"{path}: must set `config = Config(...)`")

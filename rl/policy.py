@@ -57,8 +57,9 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
     return Policy(config, chat, model, laid, open_sampler(config, model, chat))
 
 
-def load_policy(folder: str | Path, **changes) -> Policy:
-    """The policy of a run folder (its newest checkpoint) or of a model folder, with some settings changed.
+def load_policy(folder: str | Path, stage: str | None = None, **changes) -> Policy:
+    """The policy of a run folder (its newest checkpoint, of `stage` if given) or of a model folder, with some settings
+    changed.
 
     Raises ConfigError or CheckpointError in one line: no such folder, nothing in it yet, or nothing that can be loaded.
     """
@@ -68,7 +69,7 @@ def load_policy(folder: str | Path, **changes) -> Policy:
     if not (folder / "metrics.jsonl").exists() and not (folder / "checkpoints").exists():
         return make_policy(replace(Config(model=str(folder), mix={"L1": 1}, eval_mix={"L1": 1}), **changes), folder)
     config = replace(from_json(read_settings(folder)), **changes)
-    last, base = latest_checkpoint(folder), latest_checkpoint(folder, "sft")
+    last, base = latest_checkpoint(folder, stage), latest_checkpoint(folder, "sft")
     if last is None:
         raise ConfigError(f"{folder}: has no checkpoint yet")
     policy = make_policy(config, base.folder if base else config.model, adapter=last.stage == "grpo")

@@ -1,0 +1,65 @@
+"""Settings: typed, ranged, and refused in one line that names what is wrong and what would be right."""
+import dataclasses
+
+import pytest
+
+from rl.config import CHOICES, FIELDS, RANGES, Config, ConfigError, from_json, load_config, replace, to_json
+
+
+def test_every_config_loads_and_survives_json():
+    config = load_config("tiny.py")
+    assert config == load_config("tiny") == from_json(to_json(config))
+    assert hash(config.name) and dataclasses.is_dataclass(config)
+
+
+def test_every_check_is_of_a_setting_and_allows_the_default():
+    assert not (CHOICES.keys() | RANGES.keys()) - FIELDS.keys()
+    unranged = {name for name, field in FIELDS.items() if field.type in (int, float)} - RANGES.keys()
+    assert not unranged, f"numbers without a range: {unranged}"
+    Config(model="somewhere", mix={"L1": 1}, eval_mix={"L1": 1})
+
+
+def test_overrides():
+    config = load_config("tiny.py", ["--lr=2e-5", "--dual-clip=none", "--steps=3", "--tools=false", "--betas=[0.5, 0.9]",
+                                     "--name=7", '--mix={"L0": 3}', "--lora_targets=('q_proj',)"])
+    assert (config.lr, config.dual_clip, config.steps, config.tools, config.betas) == (2e-5, None, 3, False, (0.5, 0.9))
+    assert (config.name, config.mix, config.lora_targets) == ("7", {"L0": 3}, ("q_proj",))
+    assert load_config("tiny.py", ["lr=1"]).lr == 1.0 and isinstance(load_config("tiny.py", ["lr=1"]).lr, float)
+
+
+@pytest.mark.parametrize("override, words", [
+    ("lrr=1", "unknown setting 'lrr'; did you mean lr?"), ("zzz=1", "known: name, "), ("lr", "write --lr=VALUE"),
+    ("lr=x", "lr = x: cannot be read as float"), ("lr='1'", "lr = '1': must be float"), ("steps=1.5", "must be int"),
+    ("steps=true", "must be int"), ("steps=-1", "between 0"), ("clip_low=2", "between 0 and 1"), ("tools=1", "must be bool"),
+    ("chat=gpt", "choose one of qwen, compact"), ("mix={}", "how many tasks"), ('mix={"L0": 0}', "1 or more"),
+    ('mix={"Lo": 1}', "unknown level 'Lo'; the levels are L0"), ("lora_targets=()", "none given"), ("dual_clip=nan", "cannot be read"),
+    ("lora_targets=('in_proj_z',)", "in_proj_qkv"), ("mix=__import__('os')", "cannot be read"), ("model_folder=x", "model"),
+    ("sft_tasks=0", "needs demonstrations"), ("lr=1e999", "between"), ("optimizer_steps=25", "at most tasks_per_step"),
+    ("name=../x", "letters"), ("samples=" + "9" * 5000, "samples"),
+])
+def test_wrong_overrides(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config("tiny.py", [override])
+    assert words in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 900
+
+
+def test_wrong_files(tmp_path):
+    for text, words in (("config = 3", "must set"), ("config = (", "line 1"), ("x = 1", "must set"),
+                        ("from rl.config import Config\nconfig = Config(leraning=1)", "leraning"),
+                        ("from rl.config import Config\nconfig = Config(steps=-1)", "steps"),
+                        ("import nothing_like_this", "nothing_like_this"), ("1 / 0", "division")):
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_config(str(file))
+    with pytest.raises(ConfigError, match="did you mean tiny.py"):
+        load_config("tinny.py")
+    with pytest.raises(ConfigError, match="unknown setting 'lrate'"):
+        from_json(to_json(load_config("tiny.py")) | {"lrate": 1})
+
+
+def test_replace_checks():
+    config = load_config("tiny.py")
+    assert replace(config, steps=5).steps == 5
+    with pytest.raises(ConfigError, match="did you mean steps"):
+        replace(config, step=5)
