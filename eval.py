@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = cli.Parser("eval.py", __doc__)
     parser.add_argument("--policy", metavar="P", help=cli.POLICY_HELP)
     parser.add_argument("--level", metavar="L", action="append", help="L0 to L8; repeated, or as L0,L1 (default: "
-                        "the run's own evaluation set; for expert and naive, all levels)")
+                        "the run's own evaluation set; for expert, naive and search, all levels)")
     parser.add_argument("--tasks", type=cli.natural(1), metavar="N", help="tasks a level (default: the whole set)")
     parser.add_argument("--samples", type=cli.natural(1), default=1, metavar="K", help="of each task (default 1)")
     parser.add_argument("--temperature", type=cli.temperature, metavar="T", help="of sampling (default: the run's own)")

@@ -3,6 +3,7 @@
     python sample.py                                    a task of the newest run's own level, by the newest run
     python sample.py --policy expert --level L1 --seed 3 --draw out.png
     python sample.py --policy runs/tiny --task my_task.json --temperature 0
+    python sample.py --policy search --task my_task.json      can it be done? a path, or none found within 10 s
 
 --level and --seed name a task of the evaluation set (its number there; beyond its end come fresh tasks), and what a
 model says is what eval.py got for it. Without a run in runs/ the scripted expert plans.

@@ -14,13 +14,16 @@ from rl.run import newest_run
 from stl import expert
 from stl.levels import LEVELS
 from stl.prompts import grade
+from stl.search import search
 from stl.world import Task
 
 if TYPE_CHECKING:
     from rl.policy import Policy
 
-SCRIPTED = ("expert", "naive")
-POLICY_HELP = "expert, naive, or a run folder or model folder (default: the newest run in runs/, else expert)"
+SCRIPTED = ("expert", "naive", "search")
+SEARCH_SECONDS = 10  # of wall time, for a task
+POLICY_HELP = (f"expert, naive, search (does not know the solution; at most {SEARCH_SECONDS} s a task), or a run "
+               "folder or model folder (default: the newest run in runs/, else expert)")
 
 
 class UsageError(ValueError):
@@ -101,7 +104,8 @@ def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)
 
 
 class Scripted:
-    """The expert or the naive baseline behind the interface of rl.policy.Policy; nothing is left to luck."""
+    """A policy without a network behind the interface of rl.policy.Policy. Luck plays no part, but for the search on a
+    machine that is sometimes too slow for its time limit."""
 
     config = None
 
@@ -125,16 +129,23 @@ class Scripted:
         return episodes
 
     def _messages(self, task: Task) -> list[dict]:
+        if self.name == "search":
+            result = search(task, SEARCH_SECONDS)
+            return _answer(f"Search: {result.reason}.", result.waypoints)
         if self.name == "naive":
             path = expert.naive(task)
-            content = "There is no path to some region." if path is None else f"<answer>{json.dumps(path)}</answer>"
-            return [{"role": "assistant", "content": content}]
+            return _answer("Each region in turn." if path else "There is no path to some region.", path)
         if task.plan is None:
-            raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy naive or a folder")
+            raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
         try:
             return expert.solve(task)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
+
+
+def _answer(words: str, path: list[list[float]] | None) -> list[dict]:
+    content = words if path is None else f"{words}\n<answer>{json.dumps(path)}</answer>"
+    return [{"role": "assistant", "content": content}]
 
 
 def default_policy() -> str:
@@ -147,7 +158,7 @@ def open_policy(name: str) -> Policy | Scripted:
     if name in SCRIPTED:
         return Scripted(name)
     if not Path(name).is_dir():
-        raise UsageError(f"--policy: no folder {name!r}; give expert, naive, a run folder or a model folder")
+        raise UsageError(f"--policy: no folder {name!r}; give expert, naive, search, a run folder or a model folder")
     if not (Path(name) / "config.json").is_file():
         raise UsageError(f"--policy {name}: neither a run folder nor a model folder, as it has no config.json")
     import torch

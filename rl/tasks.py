@@ -1,4 +1,10 @@
-"""Sets of tasks: the endless stream that training draws from, the held-out set, and the expert's demonstrations."""
+"""Sets of tasks: the endless stream that training draws from, the held-out set, and the expert's demonstrations.
+
+    python -m rl.tasks --make               # the three sets as files in data/, for other programs: about a minute
+
+The stream and the held-out set make each task anew from its name and read no files: that takes about 10 ms a task,
+is the same on every machine, and cannot be out of date.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -6,6 +12,9 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +22,16 @@ import numpy as np
 from tqdm import tqdm
 
 import stl
+from rl import cli
 from stl.expert import demonstrate
-from stl.levels import LEVELS, make_task
+from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, LEVELS, RL_COUNTS, VERSION, make_task
 from stl.world import Task
 
 if TYPE_CHECKING:
     from rl.config import Config
 
-CHUNK = 16  # demonstrations that a worker makes at a time
+CHUNK = 16  # tasks that a worker makes at a time
+SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
 class TaskStream:
@@ -58,10 +69,7 @@ def demonstrations(config: Config, count: int, folder: str | Path = "data") -> l
     jobs = [(level, index, settings) for index, level in enumerate(proportional(config.mix, count))]
     path = Path(folder) / f"demonstrations-{_fingerprint(jobs)}.jsonl"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text("".join(f"{line}\n" for line in _make(jobs)))
-        temporary.replace(path)
+        _write(path, _make(_demonstrate, jobs, "demonstrations"))
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -79,14 +87,48 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _make(jobs: list[tuple]) -> list[str]:
-    """The lines of the file; in this process if the jobs are too few to be worth starting others."""
-    bar = {"total": len(jobs), "desc": "demonstrations", "unit": " tasks", "disable": len(jobs) <= CHUNK}
+def make_sets(folder: str | Path, sets: dict[str, dict[str, int]]) -> dict:
+    """Write SPLIT.jsonl for each set, a task a line, then manifest.json, and return what the latter says.
+
+    RuntimeError if some task is there twice, within a set or in two of them: no two may differ in name alone.
+    """
+    folder = Path(folder)
+    jobs = [(level, split, i) for split, counts in sets.items() for level, n in counts.items() for i in range(n)]
+    made = _make(_task_line, jobs, "tasks")
+    if twice := [digest for digest, n in Counter(digest for digest, _ in made).items() if n > 1]:
+        names = [f"{job}" for job, (digest, _) in zip(jobs, made, strict=True) if digest in twice]
+        raise RuntimeError(f"the same task under several names: {', '.join(names)}")
+    manifest = {"version": VERSION, "seed": "sha256 of a task's id, LEVEL-SPLIT-INDEX", "tasks": len(jobs), "sets": {}}
+    for split, counts in sets.items():
+        path = folder / f"{split}.jsonl"
+        _write(path, [line for (_, of, _), (_, line) in zip(jobs, made, strict=True) if of == split])
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest["sets"][split] = {"file": path.name, "tasks": sum(counts.values()), "levels": counts, "sha256": digest}
+    _write(folder / "manifest.json", [json.dumps(manifest, indent=2)])
+    return manifest
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    """The whole file or none of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text("".join(f"{line}\n" for line in lines))
+    temporary.replace(path)
+
+
+def _make(work: Callable, jobs: list[tuple], what: str) -> list:
+    """The work done for each job on all cores; in this process if the jobs are too few to be worth starting others."""
+    bar = {"total": len(jobs), "desc": what, "unit": " tasks", "disable": len(jobs) <= CHUNK}
     workers = min(cores(), len(jobs) // CHUNK)
     if workers < 2:
-        return [_demonstrate(job) for job in tqdm(jobs, **bar)]
+        return [work(job) for job in tqdm(jobs, **bar)]
     with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupt) as pool:
-        return list(tqdm(pool.imap(_demonstrate, jobs, CHUNK), **bar))
+        return list(tqdm(pool.imap(work, jobs, CHUNK), **bar))
+
+
+def _task_line(job: tuple[str, str, int]) -> tuple[str, str]:
+    task = make_task(*job)
+    return task.hash(), json.dumps(task.to_json())
 
 
 def _demonstrate(job: tuple) -> str:
@@ -112,3 +154,19 @@ def _fingerprint(jobs: list[tuple]) -> str:
 
 def _generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = cli.Parser("python -m rl.tasks", __doc__)
+    parser.add_argument("--make", action="store_true", required=True, help="make the sets eval, rl and distill")
+    parser.add_argument("--out", default="data", metavar="FOLDER", help="where to write them (default data)")
+    args = parser.parse_args(argv)
+
+    def work() -> None:
+        for split, made in make_sets(args.out, SETS)["sets"].items():
+            print(f"{Path(args.out) / made['file']}: {made['tasks']} tasks of the split {split}")
+    return cli.run_script("rl.tasks", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

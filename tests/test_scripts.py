@@ -45,7 +45,7 @@ def mistake(capsys, main, *argv: str) -> str:
 
 
 @pytest.mark.parametrize("argv, said", [
-    (["--policy", "exprt"], "give expert, naive, a run folder or a model folder"),
+    (["--policy", "exprt"], "give expert, naive, search, a run folder or a model folder"),
     (["--level", "L9"], "the levels are L0, L1"),
     (["--seed", "-1"], "at least 0"),
     (["--seed", "1" * 30], "at least 0"),
@@ -106,6 +106,17 @@ def test_a_failure_gives_its_reasons(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "verdict: failed" in out and "fails  F[0,1] in(A)" in out and "holds  F[0,99] in(B)" in out
     assert "never holds within [0,1]" in out
+
+
+def test_the_search_tells_whether_a_task_can_be_done(capsys, tmp_path):
+    file = write(tmp_path / "t.json", plan=None, witness=None)
+    assert sample_script.main(["--policy", "search", "--task", file]) == 0
+    out = capsys.readouterr().out
+    assert "Search: found a path of" in out and "verdict: solved" in out
+    file = write(tmp_path / "t.json", spec=["F[0,1] in(A)"], plan=None, witness=None)
+    assert sample_script.main(["--policy", "search", "--task", file]) == 0
+    out = capsys.readouterr().out
+    assert "Search: no path found among" in out and "without an answer to grade: no answer" in out
 
 
 @pytest.mark.parametrize("start, word", [([0.1, 5], "workspace"), ([5, 5], "W1")])

@@ -1,4 +1,5 @@
-"""Task sets: the stream of training tasks, the held-out set, the demonstrations and their cache."""
+"""Task sets: the stream of training tasks, the held-out set, the sets as files, the demonstrations and their cache."""
+import hashlib
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl import tasks as tasks_module
-from rl.tasks import TaskStream, demonstrations, held_out, proportional
-from stl.levels import LEVELS
+from rl.tasks import SETS, TaskStream, demonstrations, held_out, main, make_sets, proportional
+from stl.expert import solve
+from stl.levels import LEVELS, make_task
 from stl.prompts import grade
 from stl.world import Task
 
@@ -44,9 +46,53 @@ def test_held_out_is_the_front_of_the_evaluation_set(named):
     assert held_out({"L1": 1, "L0": 2}) == [("L0", "eval", 0), ("L0", "eval", 1), ("L1", "eval", 0)]
 
 
-def test_sets_share_no_task():
-    seen = Counter(task.hash() for task in held_out({"L0": 20}) + TaskStream({"L0": 20}, "rl", 0).batch(0, 20))
-    assert len(seen) == 40
+def sets_in(folder, sets):
+    """The tasks of the files, compared with their manifest and with tasks made one by one."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*(f"{s}.jsonl" for s in sets), "manifest.json"])
+    tasks = []
+    for split, counts in sets.items():
+        text, said = (folder / f"{split}.jsonl").read_bytes(), manifest["sets"][split]
+        some = [Task.from_json(json.loads(line)) for line in text.splitlines()]
+        assert Counter(task.level for task in some) == counts == said["levels"] and said["tasks"] == len(some)
+        assert said["sha256"] == hashlib.sha256(text).hexdigest()
+        assert some[-1] == make_task(some[-1].level, split, counts[some[-1].level] - 1)
+        tasks += some
+    assert manifest["tasks"] == len(tasks) and manifest["version"] >= 1
+    return tasks
+
+
+def test_sets_share_no_task(tmp_path):
+    sets = {split: {level: 25 if level < "L8" else 8 for level in counts} for split, counts in SETS.items()}
+    make_sets(tmp_path, sets)
+    assert len({task.hash() for task in sets_in(tmp_path, sets)}) == 3 * (7 * 25 + 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_full_sets_share_no_task_and_the_expert_solves_each(tmp_path):
+    assert main(["--make", "--out", str(tmp_path / "made")]) == 0
+    tasks = sets_in(tmp_path / "made", SETS)
+    assert len({task.hash() for task in tasks}) == len(tasks) == 550 + 5864 + 2800
+    failed = [task.id for task in tasks if not grade(task, solve(task)[-1]["content"]).ok]
+    assert not failed
+
+
+def test_a_task_in_two_sets_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks_module, "make_task", lambda level, split, index: make_task(level, "same", index))
+    with pytest.raises(RuntimeError, match="'rl', 0"):
+        make_sets(tmp_path, {"eval": {"L0": 1}, "rl": {"L0": 2}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_making_the_sets_is_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tasks_module, "SETS", {"eval": {"L0": 2}})
+    assert main(["--make", "--out", str(tmp_path / "new" / "data")]) == 0
+    assert "eval.jsonl: 2 tasks" in capsys.readouterr().out
+    assert [task.id for task in sets_in(tmp_path / "new" / "data", {"eval": {"L0": 2}})] == ["L0-eval-0", "L0-eval-1"]
+    (tmp_path / "file").touch()
+    assert main(["--make", "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @given(mix=MIXES, count=st.integers(0, 200))
@@ -85,7 +131,7 @@ def test_demonstrations_are_made_once(tmp_path, monkeypatch):
     made = demonstrations(config(), 3, tmp_path)
     (path,) = tmp_path.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(tasks_module, "_make", lambda jobs: pytest.fail("made again"))
+        patch.setattr(tasks_module, "_make", lambda *_: pytest.fail("made again"))
         assert demonstrations(config(), 3, tmp_path) == made
         for changed in (config(seed=1), config(sft_noise=0.5), config(mix={"L1": 1})):
             with pytest.raises(pytest.fail.Exception):
