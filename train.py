@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--new", action="store_true", help="begin a new run beside the finished or unfinished one")
     parser.add_argument("--force", action="store_true", help="go on with a run although its settings have changed")
     args, overrides = parser.parse_known_args(argv)
+    if stray := [item for item in overrides if not item.startswith("--")]:
+        parser.error(f"unexpected {stray[0]!r}: settings are written --KEY=VALUE")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a spot machine's warning stops us like Ctrl-C
     return cli.run_script("train.py", lambda: train(load_config(args.config, overrides), args.new, args.force))
 

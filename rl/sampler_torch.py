@@ -91,7 +91,12 @@ class TorchSampler:
         """Read new tokens of `requests` (from `starts` on; None: the last one), and choose one more for each."""
         new = [r.ids[-1:] for r in requests] if starts is None else [
             r.ids[start:] for r, start in zip(requests, starts, strict=True)]
-        tokens, logprobs = self._choose(requests, self._read([self.slot[r.key] for r in requests], new))
+        counts = torch.tensor([len(ids) for ids in new])
+        width = int(counts.max())
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in new])
+        slots = torch.tensor([self.slot[r.key] for r in requests])
+        hidden = self.model.extend(padded, counts, self.cache, slots)[torch.arange(len(new)), counts - 1]
+        tokens, logprobs = self._choose(requests, hidden)
         if starts is not None:
             self.active += requests
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
@@ -102,21 +107,6 @@ class TorchSampler:
                 done.append(Completion(request.key, request.ids[request.start:], request.logprobs, stopped))
         finished = {completion.key for completion in done}
         self.active = [request for request in self.active if request.key not in finished]
-
-    def _read(self, slots: list[int], new: list[list[int]]) -> torch.Tensor:
-        """Extend the caches by each slot's new ids; the hidden state of each one's last token [B, D].
-
-        Neighbouring slots are read in place while any others would be copied out, so a run of slots with idle ones in
-        between (which get no token) is cheaper unless most are idle.
-        """
-        width, first = max(map(len, new)), min(slots)
-        span = max(slots) - first + 1
-        rows = [slot - first for slot in slots] if span <= 2 * len(slots) else list(range(len(slots)))
-        run = torch.arange(first, first + span) if span <= 2 * len(slots) else torch.tensor(slots)
-        ids, counts = torch.zeros(len(run), width, dtype=torch.long), torch.zeros(len(run), dtype=torch.long)
-        ids[rows] = torch.tensor([own + [0] * (width - len(own)) for own in new])
-        counts[rows] = torch.tensor([len(own) for own in new])
-        return self.model.extend(ids, counts, self.cache, run)[rows, counts[rows] - 1]
 
     def _choose(self, requests: list[Request], hidden: torch.Tensor) -> tuple[list[int], list[float]]:
         """One token for each row of hidden [B, D] and its log-probability, by inverting the distribution function."""

@@ -100,7 +100,7 @@ def same_as(undisturbed, folder):
     (["--lora_targets=('q_prj',)"], ["q_prj", "q_proj"]),
     (["--model=nowhere", "--chat=qwen", "--sft_steps=0"], ["nowhere"]),
     (["--optimizer_steps=100"], ["optimizer_steps", "24"]),
-    (["steps=3"], ["steps=3"]),
+    (["steps=3"], ["steps=3", "--KEY=VALUE"]),
 ])
 def test_mistakes_get_one_line(tmp_path, arguments, words):
     done = run(tmp_path, *arguments, script=ROOT / "train.py")
