@@ -57,17 +57,14 @@ def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | N
 def demonstrate(
     task: Task, rng: np.random.Generator, noise: float, tools: bool = True, explain: str = "plan"
 ) -> list[dict]:
-    """As solve, by a teacher who errs: with probability `noise` either the order of the visits is random or a coin
-    decides for each region that is not visited whether to avoid it. May fail the task, but always answers.
+    """As solve, by a teacher who errs: with probability `noise` the order of the visits is random, and a coin decides
+    for each region that is not visited whether to avoid it. May fail the task, but always answers.
     """
     legs = _legs(task)
     if rng.random() < noise:
-        if rng.random() < 0.5:
-            legs = [legs[i] for i in rng.permutation(len(legs))]
-        else:
-            visited = {leg["goal_region"] for leg in legs}
-            avoid = [name for name in task.regions if name not in visited and rng.random() < 0.5]
-            legs = [leg | {"avoid": avoid} for leg in legs]
+        visited = {leg["goal_region"] for leg in legs}
+        avoid = [name for name in task.regions if name not in visited and rng.random() < 0.5]
+        legs = [legs[i] | {"avoid": avoid} for i in rng.permutation(len(legs))]
     return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))))
 
 
