@@ -45,7 +45,7 @@ def test_a_run_to_its_end(undisturbed):
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert [row["step"] for row in rows if row["stage"] == "sft"] == list(range(1, 13))
     assert {(row["of"], row["step"], row["temperature"]) for row in rows if row["stage"] == "eval"} == {
-        ("sft", 12, 1.0), ("sft", 12, 0.0), ("grpo", 2, 1.0), ("grpo", 4, 1.0), ("grpo", 4, 0.0)}
+        ("sft", 12, 1.0), ("sft", 12, 0.0), ("grpo", 0, 1.0), ("grpo", 2, 1.0), ("grpo", 4, 1.0), ("grpo", 4, 0.0)}
     assert any(0 < row["reward"] < 1 for row in steps), "no group was mixed: nothing was tested"
     assert any(stats["steps"] for row in steps for stats in row["learner"])
     for row in steps:
@@ -68,7 +68,7 @@ def test_two_steps_and_a_kill_and_two_steps(undisturbed, tmp_path, kill):
     """Final weights, optimizer state and metrics equal the undisturbed run's to the bit."""
     died = run(tmp_path, "--kill", kill)
     assert died.returncode == -9, died.stderr
-    assert max(row["step"] for row in metrics(tmp_path) if row["stage"] == "grpo") == 2
+    assert max(row["step"] for row in metrics(tmp_path) if row["stage"] == "grpo") in (2, 3)
     resumed = run(tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     same_as(undisturbed, tmp_path)
