@@ -3,13 +3,21 @@ import dataclasses
 
 import pytest
 
-from rl.config import CHOICES, FIELDS, RANGES, Config, ConfigError, from_json, load_config, replace, to_json
+from rl.config import CHOICES, CONFIGS, FIELDS, RANGES, Config, ConfigError, from_json, load_config, replace, to_json
+from stl.levels import EVAL_COUNTS, RL_COUNTS
 
 
-def test_every_config_loads_and_survives_json():
-    config = load_config("tiny.py")
-    assert config == load_config("tiny") == from_json(to_json(config))
-    assert hash(config.name) and dataclasses.is_dataclass(config)
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.py")), ids=lambda file: file.name)
+def test_every_config_loads_and_survives_json(file):
+    config = load_config(file.name)
+    assert config == load_config(file.stem) == load_config(str(file)) == from_json(to_json(config))
+    assert config.name == file.stem and config.about and dataclasses.is_dataclass(config)
+
+
+def test_the_main_run_trains_on_the_ladder():
+    config = load_config("l8.py")
+    assert config.mix == RL_COUNTS and config.eval_mix == EVAL_COUNTS
+    assert config.tasks_per_step * config.samples == 256
 
 
 def test_every_check_is_of_a_setting_and_allows_the_default():
@@ -20,8 +28,8 @@ def test_every_check_is_of_a_setting_and_allows_the_default():
 
 
 def test_overrides():
-    config = load_config("tiny.py", ["--lr=2e-5", "--dual-clip=none", "--steps=3", "--tools=false", "--betas=[0.5, 0.9]",
-                                     "--name=7", '--mix={"L0": 3}', "--lora_targets=('q_proj',)"])
+    config = load_config("tiny.py", ["--lr=2e-5", "--dual-clip=none", "--steps=3", "--tools=false", "--name=7",
+                                     "--betas=[0.5, 0.9]", '--mix={"L0": 3}', "--lora_targets=('q_proj',)"])
     assert (config.lr, config.dual_clip, config.steps, config.tools, config.betas) == (2e-5, None, 3, False, (0.5, 0.9))
     assert (config.name, config.mix, config.lora_targets) == ("7", {"L0": 3}, ("q_proj",))
     assert load_config("tiny.py", ["lr=1"]).lr == 1.0 and isinstance(load_config("tiny.py", ["lr=1"]).lr, float)
@@ -30,10 +38,11 @@ def test_overrides():
 @pytest.mark.parametrize("override, words", [
     ("lrr=1", "unknown setting 'lrr'; did you mean lr?"), ("zzz=1", "known: name, "), ("lr", "write --lr=VALUE"),
     ("lr=x", "lr = x: cannot be read as float"), ("lr='1'", "lr = '1': must be float"), ("steps=1.5", "must be int"),
-    ("steps=true", "must be int"), ("steps=-1", "between 0"), ("clip_low=2", "between 0 and 1"), ("tools=1", "must be bool"),
-    ("chat=gpt", "choose one of qwen, compact"), ("mix={}", "how many tasks"), ('mix={"L0": 0}', "1 or more"),
-    ('mix={"Lo": 1}', "unknown level 'Lo'; the levels are L0"), ("lora_targets=()", "none given"), ("dual_clip=nan", "cannot be read"),
-    ("lora_targets=('in_proj_z',)", "in_proj_qkv"), ("mix=__import__('os')", "cannot be read"), ("model_folder=x", "model"),
+    ("steps=true", "must be int"), ("steps=-1", "between 0"), ("clip_low=2", "between 0 and 1"),
+    ("tools=1", "must be bool"), ("chat=gpt", "choose one of qwen, compact"), ("mix={}", "how many tasks"),
+    ('mix={"L0": 0}', "1 or more"), ('mix={"Lo": 1}', "unknown level 'Lo'; the levels are L0"),
+    ("lora_targets=()", "none given"), ("lora_targets=('in_proj_z',)", "in_proj_qkv"),
+    ("dual_clip=nan", "cannot be read"), ("mix=__import__('os')", "cannot be read"), ("model_folder=x", "model"),
     ("sft_tasks=0", "needs demonstrations"), ("lr=1e999", "between"), ("optimizer_steps=25", "at most tasks_per_step"),
     ("name=../x", "letters"), ("samples=" + "9" * 5000, "samples"),
 ])
