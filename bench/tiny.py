@@ -1,6 +1,6 @@
 """The small run measured: held-out success after imitation, after GRPO, for a control, and with the tools taken away.
 
-    python bench/tiny.py                    three seeds, about 25 minutes a seed on one core; go on where it was killed
+    python bench/tiny.py                    three seeds, half an hour a seed on one core; resumes if killed
     python bench/tiny.py --seeds 0 --tasks 512 --out bench-tiny
 
 Each seed trains four times: the small run itself; the control, which spends the seconds that GRPO took on more
@@ -11,6 +11,7 @@ OUT/result.json, a table to the terminal, and both learning curves of the first 
 import argparse
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -55,17 +56,21 @@ def one_seed(base: Config, seed: int, n_tasks: int) -> dict:
               "sft_seconds": seconds(imitation), "grpo_seconds": seconds(grpo)}
     result["imitation"], result["grpo"] = measure(folder, "sft", n_tasks), measure(folder, "grpo", n_tasks)
 
-    # The control: as many seconds, at this run's own seconds a step, in one schedule that decays to zero at its end
-    total = len(imitation) + round(seconds(grpo) * len(imitation) / seconds(imitation))
-    folder = go(replace(main_run, name=f"seed{seed}-control", sft_steps=total, sft_stop=1.0, sft_eval_every=0, steps=0))
-    result["control_steps"], result["control"] = total, measure(folder, "sft", n_tasks)
+    # The control goes on imitating from the same checkpoint for as many seconds, with a rate that falls to zero
+    extra = round(seconds(grpo) * len(imitation) / seconds(imitation))
+    total = len(imitation) + extra
+    control = replace(main_run, name=f"seed{seed}-control", sft_steps=total, sft_decay=extra / total, sft_stop=1.0,
+                      sft_eval_every=0, steps=0)
+    copy_checkpoint(folder, Path("runs") / control.name)
+    result["control_steps"], result["control"] = total, measure(go(control), "sft", n_tasks)
 
     # Without tools: demonstrations are shorter, so as many tokens are more steps
     bare = replace(main_run, name=f"seed{seed}-notools", tools=False, sft_stop=1.0, sft_eval_every=100, sft_eval_from=0)
-    steps = round(len(imitation) * result["sft_tokens"] / len(imitation) / tokens_a_step(bare))
+    steps = round(result["sft_tokens"] / tokens_a_step(bare))
     folder = go(replace(bare, sft_steps=steps, sft_decay=0.0))
     result["notools_steps"] = steps
-    result["notools_imitation"], result["notools_grpo"] = measure(folder, "sft", n_tasks), measure(folder, "grpo", n_tasks)
+    result["notools_imitation"] = measure(folder, "sft", n_tasks)
+    result["notools_grpo"] = measure(folder, "grpo", n_tasks)
     return result
 
 
@@ -74,6 +79,15 @@ def go(config: Config) -> Path:
     print(f"--- {config.name}", flush=True)
     train(config)
     return Path("runs") / config.name
+
+
+def copy_checkpoint(folder: Path, target: Path) -> None:
+    """Begin a run folder with the last supervised checkpoint of another, as if its stage had not ended there."""
+    last = latest_checkpoint(folder, "sft")
+    copy = target / "checkpoints" / last.folder.name
+    if not target.exists():
+        shutil.copytree(last.folder, copy)
+        (copy / "state.json").write_text(json.dumps(last.state | {"stopped": False}))
 
 
 def seconds(rows: list[dict]) -> float:
@@ -100,7 +114,7 @@ def measure(folder: Path, stage: str, n_tasks: int) -> dict:
     for temperature in (1.0, 0.0):
         summary = report.summarize(policy.play(tasks, 1, ("bench",), temperature))
         found[f"{temperature:g}"] = {key: summary[key] for key in ("success", "interval", "failures", "endings")}
-        print(f"{folder.name} {stage} step {checkpoint.step} temperature {temperature:g}: {summary['success']:.3f}", flush=True)
+        print(f"{folder.name} {stage} {checkpoint.step}, T={temperature:g}: {summary['success']:.3f}", flush=True)
     return found
 
 
