@@ -112,3 +112,12 @@ def test_mistakes_get_one_line(tmp_path, arguments, words):
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):
     changed = run(undisturbed, "--lr=1e-3")
     assert changed.returncode == 2 and "lr 0.004 -> 0.001" in changed.stderr and "--force" in changed.stderr
+
+
+def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):
+    """Neither weights nor rewards depend on whether, and how often, held-out tasks were played in between."""
+    assert run(tmp_path, "--eval_every=0", '--eval_mix={"L0": 5}', "--sft_eval_every=5").returncode == 0
+    expected, found = weights(undisturbed), weights(tmp_path)
+    assert all(expected[name].equal(found[name]) for name in expected) and expected.keys() == found.keys()
+    assert [row["reward"] for row in metrics(tmp_path) if row["stage"] == "grpo"] == [
+        row["reward"] for row in metrics(undisturbed) if row["stage"] == "grpo"]
