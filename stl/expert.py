@@ -57,14 +57,15 @@ def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | N
 def demonstrate(
     task: Task, rng: np.random.Generator, noise: float, tools: bool = True, explain: str = "plan"
 ) -> list[dict]:
-    """As solve, by a teacher who errs: with probability `noise` the order of the visits is random, and a coin decides
-    for each region that is not visited whether to avoid it. May fail the task, but always answers.
+    """As solve, by a careless teacher: with probability `noise` each, a leg's wait is forgotten, and the whole
+    conversation's regions to keep out of. The order of visits stays right. May fail the task, but always answers.
     """
-    legs = _legs(task)
-    if rng.random() < noise:
-        visited = {leg["goal_region"] for leg in legs}
-        avoid = [name for name in task.regions if name not in visited and rng.random() < 0.5]
-        legs = [legs[i] | {"avoid": avoid} for i in rng.permutation(len(legs))]
+    careless, legs, impatient = rng.random() < noise, [], False
+    for leg in _legs(task):
+        dropped = {"t_start"} if impatient else set()  # after a wait that was forgotten it goes on at once
+        impatient = rng.random() < noise
+        dropped |= ({"hold_until"} if impatient else set()) | ({"avoid"} if careless else set())
+        legs.append({key: value for key, value in leg.items() if key not in dropped})
     return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))))
 
 
