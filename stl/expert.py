@@ -57,8 +57,8 @@ def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | N
 def demonstrate(
     task: Task, rng: np.random.Generator, noise: float, tools: bool = True, explain: str = "plan"
 ) -> list[dict]:
-    """As solve, by a careless teacher: with probability `noise` each, a leg's wait is forgotten, and the whole
-    conversation's regions to keep out of. The order of visits stays right. May fail the task, but always answers.
+    """As solve, by a careless teacher who tells the right plan and, with probability `noise` each, forgets a leg's wait
+    and the whole conversation's regions to keep out of. May fail the task, but always answers.
     """
     careless, legs, impatient = rng.random() < noise, [], False
     for leg in _legs(task):
@@ -66,7 +66,7 @@ def demonstrate(
         impatient = rng.random() < noise
         dropped |= ({"hold_until"} if impatient else set()) | ({"avoid"} if careless else set())
         legs.append({key: value for key, value in leg.items() if key not in dropped})
-    return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))))
+    return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))), told=_legs(task))
 
 
 def naive(task: Task) -> Waypoints | None:
@@ -101,13 +101,16 @@ def _join(path: Waypoints, leg: Waypoints) -> None:
     path += leg[1:] if list(leg[0]) == list(path[-1]) else leg
 
 
-def _converse(task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random) -> list[dict]:
-    """Replay the legs, each from where and when the last one ended, with the teacher's words between them."""
+def _converse(
+    task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random, told: list[dict] | None = None
+) -> list[dict]:
+    """Replay the legs, each from where and when the last one ended, with the teacher's words between them; `told` are
+    the legs of the plan that it announces, if they differ."""
     if explain not in EXPLAIN:
         raise ValueError(f"explain must be one of {', '.join(EXPLAIN)}, not {explain!r}")
     path: Waypoints = [[0.0, *task.robot.start]]
     messages: list[dict] = []
-    intro = _intro(task, legs, explain, chance)
+    intro = _intro(task, told or legs, explain, chance)
     for i, leg in enumerate(legs):
         arguments = {"start": path[-1][1:], "t_start": max(path[-1][0], leg.get("t_start") or 0.0)}
         arguments |= {key: leg[key] for key in ("goal_region", "avoid", "hold_until") if leg.get(key)}
