@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from model.checkpoint import load_adapter, load_folder, save_adapter, save_folder
+from model import budget
+from model.checkpoint import load_adapter, load_folder, read_config, save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
 from rl import cli, report
+from rl.chat import open_chat
 from rl.config import Config, load_config
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner
-from rl.policy import Policy, make_policy
+from rl.policy import Policy, check_machine, make_policy, random_shape
 from rl.run import Run
 from rl.tasks import TaskStream, demonstrations, held_out
 from stl.world import Task
@@ -35,15 +37,39 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", default="tiny.py", help="a Python file, or the name of one in configs/")
     parser.add_argument("--new", action="store_true", help="begin a new run beside the finished or unfinished one")
     parser.add_argument("--force", action="store_true", help="go on with a run although its settings have changed")
+    parser.add_argument("--plan", action="store_true", help="print the memory that a step takes on a card, and end")
     args, overrides = parser.parse_known_args(argv)
     if stray := [item for item in overrides if not item.startswith("--")]:
         parser.error(f"unexpected {stray[0]!r}: settings are written --KEY=VALUE")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a spot machine's warning stops us like Ctrl-C
-    return cli.run_script("train.py", lambda: train(load_config(args.config, overrides), args.new, args.force))
+
+    def work() -> None:
+        config = load_config(args.config, overrides)
+        show_plan(config) if args.plan else train(config, args.new, args.force)
+
+    return cli.run_script("train.py", work)
+
+
+def show_plan(config: Config) -> None:
+    """Print the memory of a GRPO step phase by phase. It is computed, so neither weights nor a GPU are asked for."""
+    published = config.model and (Path(config.model) / "config.json").is_file()
+    if published or config.architecture is None:
+        shape, source = read_config(config.model), f"{config.model}/config.json"
+    else:
+        size = config.architecture.get("vocab_size") or open_chat(config).size
+        shape, source = random_shape(config, size), "`architecture` in the settings"
+    longest, adapter = config.max_tokens, budget.adapter_parameters(shape, config.lora_rank, config.lora_targets)
+    tokens = max(longest, config.micro_tokens)
+    print(f"{config.name}: {budget.parameters(shape):,} parameters in bfloat16 (by {source}), adapter of rank "
+          f"{config.lora_rank} with {adapter:,}\n"
+          f"one step on an 80 GB card, of which {budget.CARD / budget.GIB:.0f} GiB can be used; micro-batches of {tokens:,} "
+          f"tokens, head chunks of {config.head_chunk:,}\ncomputed by the formulas of model/budget.py, not measured\n")
+    print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, longest, config.head_chunk))
 
 
 def train(config: Config, new: bool = False, force: bool = False) -> None:
     """Go through the stages of `config` in its run folder, from wherever the last process left it."""
+    check_machine(config, config.model)
     run = Run.open(config, new=new, force=force)
     try:
         if run.finished:

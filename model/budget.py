@@ -84,51 +84,66 @@ def plan(
     config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, head_chunk: int, sync: str = "adapter",
     resident: bool = False, kernel: bool = True, card: int = CARD,
 ) -> dict[str, dict[str, int]]:  # fmt: skip
-    """Bytes on the card, phase by phase and item by item; "free" is what is left, in "sample" for the cache.
+    """Bytes on the card, phase by phase and item by item; "free" is what is left, in "sampling" for the caches.
 
     `tokens` is a micro-batch (or the longest episode). `sync` "adapter": the sampler runs base and adapter side by
     side; "merged": it gets fresh base + B A, one matrix at a time. `resident`: its weights stay on the card meanwhile.
     """
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
     largest = max(a * b for kind in set(config.layers) for a, b in linears(config, kind).values())
-    copy = {"adapter in bf16": 2 * adapter} if sync == "adapter" else {}
-    sampler = {"sampler's weights": base} | copy
-    trainer = {"CUDA context": CONTEXT, **(sampler if resident else {}), "frozen weights": base, "adapter": 4 * adapter}
+    sampler = {"sampler's weights": base} | ({"adapter, bf16": 2 * adapter} if sync == "adapter" else {})
+    trainer = {"CUDA context": CONTEXT, **(sampler if resident else {}), "frozen weights": base}
+    trainer["adapter, fp32"] = 4 * adapter  # its bf16 copies are counted with the layers
     hidden = 2 * 2 * tokens * config.hidden_size  # after the last layer, and its gradient
-    head = {"head chunk": head_chunk * config.vocab_size * 8 + hidden}  # fp32 logits twice
+    head = {"head chunk": head_chunk * config.vocab_size * 8 + hidden}  # fp32 logits and their exponentials or gradient
     widest = max(layer_activations(config, kind, kernel) for kind in config.layers)
     update = {
-        "gradients, optimizer": 4 * adapter + 3 * 4 * rank * sum(max(linears(config, config.layers[0]).values())),
+        "gradients": 4 * adapter,  # AdamW's state lives in main memory and visits one matrix at a time
         "layer checkpoints": 2 * tokens * config.hidden_size * len(config.layers),
         "one layer recomputed": tokens * widest,
-        "its gradients": tokens * 6 * config.intermediate_size,
+        "its gradients": tokens * 6 * config.intermediate_size,  # of the MLP's three wide activations
     }
-    fresh = {} if sync == "adapter" else {"one matrix, fp32 and bf16": 6 * largest}
+    fresh = {"one matrix, fp32 and bf16": 6 * largest} if sync == "merged" else {}
     phases = {
-        "sample": {"CUDA context": CONTEXT, "sampler's buffers": ENGINE} | sampler,
-        "old log-probs": trainer | {"one layer forward": tokens * widest // 2} | head,
+        "sampling": {"CUDA context": CONTEXT, "sampler's buffers": ENGINE} | sampler,
+        "recompute": trainer | {"one layer forward": tokens * widest // 2} | head,  # half of what autograd would keep
         "update": trainer | update | head,
-        "sync": {"CUDA context": CONTEXT} | sampler | {"adapter": 4 * adapter} | fresh,
+        "sync": {"CUDA context": CONTEXT} | sampler | {"adapter, fp32": 4 * adapter} | fresh,
     }
     return {name: items | {"free": card - sum(items.values())} for name, items in phases.items()}
 
 
-def host(config: ModelConfig, rank: int, targets: Sequence[str], resident: bool = False) -> dict[str, int]:
+def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:
     """Bytes of main memory, pinned: the trainer's weights and state, and the sampler's weights while they sleep."""
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
-    asleep = {} if resident else {"sampler's weights asleep": base}
-    return {"frozen weights": base} | asleep | {"adapter": 4 * adapter, "optimizer state": 8 * adapter}
+    trainer = {"frozen weights": base, "adapter, fp32": 4 * adapter, "optimizer state": 8 * adapter}
+    return trainer | {"sampler's weights asleep": base}
 
 
-def table(phases: dict[str, dict[str, int]]) -> str:
-    """The plan as text, in GiB."""
-    lines = []
-    for name, items in phases.items():
-        used = sum(size for item, size in items.items() if item != "free")
-        free = f", {items['free'] / GIB:.1f} free" if "free" in items else ""
-        lines.append(f"{name:<16}{used / GIB:6.1f} GiB{free}")
-        lines += [f"  {item:<26}{size / GIB:6.1f}" for item, size in items.items() if item != "free"]
-    return "\n".join(lines)
+def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, longest: int, head_chunk: int) -> str:
+    """The plan of a step in GiB, both ways of syncing side by side, and what fits. `longest`: tokens of an episode."""
+    def plans(**more) -> list[dict[str, dict[str, int]]]:
+        return [plan(config, rank, targets, tokens, head_chunk, sync, **more) for sync in ("adapter", "merged")]
+
+    def row(name: str, sizes: list[int]) -> str:
+        return f"{name:<48}" + "".join(f"{size / GIB:9.1f}" for size in sizes)
+
+    both, lines = plans(), [f"{'GiB; way of syncing:':<48}{'adapter':>9}{'merged':>9}"]
+    for phase in both[0]:
+        lines.append(row(phase, [sum(p[phase].values()) - p[phase]["free"] for p in both]))
+        items = dict.fromkeys(item for p in both for item in p[phase])
+        lines += [row("  " + item, [p[phase].get(item, 0) for p in both]) for item in items if item != "free"]
+        lines.append(row("  left" + ", for caches" * (phase == "sampling"), [p[phase]["free"] for p in both]))
+    lines.append("what fits")
+    for length in (longest // 8, longest // 4, longest // 2, longest):
+        fit = [max(0, p["sampling"]["free"]) // cache_bytes(config, length) for p in both]
+        name = f"  episodes of {length:,} tokens, {cache_bytes(config, length) / GIB:.2f} of cache each"
+        lines.append(f"{name:<48}" + "".join(f"{n:9,}" for n in fit))
+    for name, more in (("sampler's weights kept", {"resident": True}), ("no fused delta rule", {"kernel": False})):
+        lines.append(row(f"  left in the update, {name}", [p["update"]["free"] for p in plans(**more)]))
+    sizes = host(config, rank, targets)
+    lines.append(row("main memory, pinned", [sum(sizes.values())]))
+    return "\n".join(lines + [row("  " + item, [size]) for item, size in sizes.items()])
 
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:

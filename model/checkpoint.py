@@ -6,6 +6,7 @@ Every file is written under a temporary name, flushed to the disk and renamed: a
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,19 +78,28 @@ def _some(names: set[str]) -> str:
     return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
 
 
+def read_config(path: str | Path) -> ModelConfig:
+    """What config.json in a Hugging Face folder says. CheckpointError names what is not supported."""
+    data = _read_json(Path(path) / "config.json")
+    try:
+        return ModelConfig.from_json(data)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
 def load_folder(path: str | Path, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Qwen:
     """A Qwen from a Hugging Face folder; tensors are read, converted and placed one by one.
 
     A_log stays in float32, as it enters an exponential. CheckpointError names missing and unexpected tensors, wrong
     shapes and unsupported fields of config.json."""
     folder = Path(path)
-    data, files = _read_json(folder / "config.json"), _files(folder)
+    config, files = read_config(folder), _files(folder)
     try:
         shapes = dict(item for file in files for item in _shapes(file))
-        found = {p for p in PREFIXES if p + "embed_tokens.weight" in shapes}
-        config = ModelConfig.from_json(data, found.pop() if len(found) == 1 else None)
-    except (ValueError, TypeError, SafetensorError) as error:
+    except SafetensorError as error:
         raise CheckpointError(f"{folder}: {error}") from None
+    if len(found := [p for p in PREFIXES if p + "embed_tokens.weight" in shapes]) == 1:
+        config = replace(config, prefix=found[0])
     with torch.device("meta"):
         model = Qwen(config)
     wanted = {config.full_name(name): name for name, _ in model.named_parameters()}

@@ -62,7 +62,7 @@ class ModelConfig:
         return name if name.startswith("lm_head") else self.prefix + name
 
     @classmethod
-    def from_json(cls, data: dict, prefix: str | None = None) -> ModelConfig:
+    def from_json(cls, data: dict) -> ModelConfig:
         """From a parsed config.json, of a multimodal one its text_config. ValueError names what is not supported."""
         wrapped = "text_config" in data
         tied = {"tie_word_embeddings": data.get("tie_word_embeddings", False)}
@@ -78,7 +78,7 @@ class ModelConfig:
             "rope_theta": rope.get("rope_theta", 10000.0),
             "partial_rotary_factor": rope.get("partial_rotary_factor", 0.25 if hybrid else 1.0),
             "layer_types": tuple(text.get("layer_types") or kinds),
-            "prefix": prefix or ("model.language_model." if wrapped else "model."),
+            "prefix": "model.language_model." if wrapped else "model.",
         }
         return cls(**{name: filled[name] for name in cls.__dataclass_fields__ if name in filled})
 

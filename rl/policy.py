@@ -35,13 +35,29 @@ class Policy:
             self.sampler.release()
 
 
+def check_machine(config: Config, folder: str | Path | None) -> None:
+    """Raise ConfigError if this machine lacks the model `folder` or the GPU."""
+    if folder and not Path(folder).is_dir():
+        raise ConfigError(f"model = {str(folder)!r}: there is no such folder; download the model there, or say "
+                          "--model=FOLDER")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': this machine has no CUDA device; say --device=cpu")
+
+
+def random_shape(config: Config, vocab_size: int) -> ModelConfig:
+    """The network that `config.architecture` describes. Raises ConfigError."""
+    try:
+        return ModelConfig.from_json(config.architecture | {"vocab_size": vocab_size})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"architecture: {error}") from None
+
+
 def make_policy(config: Config, folder: str | Path | None = None, adapter: bool = False) -> Policy:
     """The policy with the weights of the model `folder`, or with the random ones that `config` describes if None.
 
     With `adapter` the weights are frozen and a fresh LoRA is laid on them; without, all weights are trainable.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda': this machine has no CUDA device; say --device=cpu")
+    check_machine(config, folder)
     if config.threads:
         torch.set_num_threads(config.threads)
     chat = open_chat(config, folder)
@@ -49,8 +65,7 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
     if folder:
         model = Qwen.from_folder(folder, dtype=dtype, device=config.device)
     else:
-        shape = ModelConfig.from_json(config.architecture | {"vocab_size": chat.size})
-        model = Qwen.random(shape, config.seed).to(config.device, dtype)
+        model = Qwen.random(random_shape(config, chat.size), config.seed).to(config.device, dtype)
     laid = None
     if adapter:
         laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from rl.config import load_config
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "small_run.py"
 
@@ -101,12 +103,25 @@ def same_as(undisturbed, folder):
     (["--model=nowhere", "--chat=qwen", "--sft_steps=0"], ["nowhere"]),
     (["--optimizer_steps=100"], ["optimizer_steps", "24"]),
     (["steps=3"], ["steps=3", "--KEY=VALUE"]),
+    (["--config", "l8.py"], ["Qwen/Qwen3.5-9B", "--model="]),
+    (["--plan", "--architecture={'model_type': 'gpt2'}"], ["architecture", "gpt2", "qwen3_5_text"]),
 ])
 def test_mistakes_get_one_line(tmp_path, arguments, words):
     done = run(tmp_path, *arguments, script=ROOT / "train.py")
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words), lines[0]
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_memory_of_a_step_is_planned_without_weights_or_gpu(tmp_path):
+    done = run(tmp_path, "--config", "l8.py", "--plan", script=ROOT / "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "8,953,803,264 parameters" in done.stdout and "architecture" in done.stdout
+    shape = load_config("l8.py").architecture
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 16}))
+    half = run(tmp_path, "--config", "l8.py", "--plan", "--model=.", script=ROOT / "train.py")
+    assert half.returncode == 0 and "5,494,031,360 parameters" in half.stdout and "./config.json" in half.stdout
 
 
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):
