@@ -58,13 +58,9 @@ def show_plan(config: Config) -> None:
     else:
         size = config.architecture.get("vocab_size") or open_chat(config).size
         shape, source = random_shape(config, size), "`architecture` in the settings"
-    longest, adapter = config.max_tokens, budget.adapter_parameters(shape, config.lora_rank, config.lora_targets)
-    tokens = max(longest, config.micro_tokens)
-    print(f"{config.name}: {budget.parameters(shape):,} parameters in bfloat16 (by {source}), adapter of rank "
-          f"{config.lora_rank} with {adapter:,}\n"
-          f"one step on an 80 GB card, of which {budget.CARD / budget.GIB:.0f} GiB can be used; micro-batches of {tokens:,} "
-          f"tokens, head chunks of {config.head_chunk:,}\ncomputed by the formulas of model/budget.py, not measured\n")
-    print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, longest, config.head_chunk))
+    tokens = max(config.max_tokens, config.micro_tokens)
+    print(f"{config.name}, the network by {source}")
+    print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
 
 
 def train(config: Config, new: bool = False, force: bool = False) -> None:

@@ -128,7 +128,12 @@ def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, l
     def row(name: str, sizes: list[int]) -> str:
         return f"{name:<48}" + "".join(f"{size / GIB:9.1f}" for size in sizes)
 
-    both, lines = plans(), [f"{'GiB; way of syncing:':<48}{'adapter':>9}{'merged':>9}"]
+    both, lines = plans(), [
+        f"{parameters(config):,} parameters in bfloat16, adapter {adapter_parameters(config, rank, targets):,}",
+        f"micro-batches of {tokens:,} tokens, head chunks of {head_chunk:,}",
+        f"an 80 GB card, of which {CARD // GIB} GiB can be used; by the formulas of model/budget.py, not measured\n",
+        f"{'GiB; way of syncing:':<48}{'adapter':>9}{'merged':>9}",
+    ]
     for phase in both[0]:
         lines.append(row(phase, [sum(p[phase].values()) - p[phase]["free"] for p in both]))
         items = dict.fromkeys(item for p in both for item in p[phase])
