@@ -17,7 +17,7 @@ from rl import cli
 from rl.episode import Episode
 from rl.report import failure, summarize, table
 from rl.tasks import held_out
-from stl.levels import EVAL_COUNTS, LEVELS
+from stl.levels import EVAL_COUNTS
 
 TASKS = 50  # of a level for which nothing else is said
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = cli.Parser("eval.py", __doc__)
     parser.add_argument("--policy", metavar="P", help=cli.POLICY_HELP)
     parser.add_argument("--level", metavar="L", action="append", help="L0 to L8; repeated, or as L0,L1 (default: "
-                        "the run's own evaluation set; for expert, naive and search, all levels)")
+                        "the run's own evaluation set; for expert, naive and search, L1 to L8)")
     parser.add_argument("--tasks", type=cli.natural(1), metavar="N", help="tasks a level (default: the whole set)")
     parser.add_argument("--samples", type=cli.natural(1), default=1, metavar="K", help="of each task (default 1)")
     parser.add_argument("--temperature", type=cli.temperature, metavar="T", help="of sampling (default: the run's own)")
@@ -41,7 +41,7 @@ def measure(args) -> None:
     cli.check_target("--json", args.json)
     name = args.policy or cli.default_policy()
     policy = cli.open_policy(name)
-    known = policy.config.eval_mix if policy.config else {level: EVAL_COUNTS.get(level, TASKS) for level in LEVELS}
+    known = policy.config.eval_mix if policy.config else EVAL_COUNTS
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
     tasks = held_out(mix)
     heat = args.temperature if args.temperature is not None or not policy.config else policy.config.temperature

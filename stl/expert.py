@@ -4,41 +4,28 @@ A task made by stl/levels.py carries its witness as legs (`task.plan`): the argu
 it. The teacher replays them as a good user of the tools would, so that its conversations can be imitated.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stl.formula import And, F, Formula, In, Or, Out, Until, decimal, walk
 from stl.planner import plan_path
 from stl.tools import ToolResult, run_tool
 from stl.world import Task
 
-if TYPE_CHECKING:
-    import numpy as np
-
 EXPLAIN = ("none", "normal", "full", "plan")
 Waypoints = list[list[float]]
 
 # What the teacher says; one variant is drawn each time.
-ORDER = (
-    "I visit {order}.",
-    "The order of visits: {order}.",
-    "Going by the windows, I go to {order}.",
-    "A plan that fits the windows: {order}.",
-)
-LEG = (
-    "Next, the way to {region}{details}.",
-    "Now to {region}{details}.",
-    "The next leg goes to {region}{details}.",
-    "From here to {region}{details}.",
-)
-FIRST_LEG = ("First, the way to {region}{details}.", "I start with {region}{details}.", "To begin: {region}{details}.")
-LEAVE = ("leaving at {t}", "setting off only at {t}")
-KEEP_OUT = ("keeping out of {names}", "avoiding {names}", "staying clear of {names}")
-HOLD = ("waiting there until {t}", "staying there until {t}", "holding there until {t}")
-ARRIVED = ("That leg ends at t = {t}.", "It is now t = {t}.", "So this leg is over at {t}.")
+ORDER = ("I visit {}.", "The order of visits: {}.", "Going by the windows, I go to {}.",
+         "A plan that fits the windows: {}.")
+LEG = ("Next, the way to {}.", "Now to {}.", "The next leg goes to {}.", "From here to {}.")
+FIRST_LEG = ("First, the way to {}.", "I start with {}.", "To begin: {}.")
+LEAVE = (", leaving at {}", ", setting off only at {}")
+KEEP_OUT = (", keeping out of {}", ", avoiding {}", ", staying clear of {}")
+HOLD = (", waiting there until {}", ", staying there until {}", ", holding there until {}")
+ARRIVED = ("That leg ends at t = {}.", "It is now t = {}.", "So this leg is over at {}.")
 CHECK = ("Let me verify the whole path.", "Now I check the joined waypoints.", "All legs are there; I check them.")
 GOOD = ("The check finds nothing wrong.", "Every formula holds.", "The path passes, so this is my answer.")
 BAD = ("The check still complains; this is the best path I have.", "Not everything holds, but I answer with this path.")
@@ -51,22 +38,21 @@ def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | N
     call, no other words. "normal" and "full" also check the path. tools=False: one message with plan and answer.
     ValueError if the task has no plan (only made tasks have one; stl/search.py solves others).
     """
-    return _converse(task, _legs(task), tools, explain, random.Random(f"{task.id}/{seed}"))
+    return _converse(task, task.plan, tools, explain, random.Random(f"{task.id}/{seed}"))
 
 
-def demonstrate(
-    task: Task, rng: np.random.Generator, noise: float, tools: bool = True, explain: str = "plan"
-) -> list[dict]:
+def demonstrate(task: Task, rng: np.random.Generator, noise: float, tools: bool = True,
+                explain: str = "plan") -> list[dict]:
     """As solve, by a careless teacher who tells the right plan and, with probability `noise` each, forgets a leg's wait
     and the whole conversation's regions to keep out of. May fail the task, but always answers.
     """
     careless, legs, impatient = rng.random() < noise, [], False
-    for leg in _legs(task):
+    for leg in task.plan or []:
         dropped = {"t_start"} if impatient else set()  # after a wait that was forgotten it goes on at once
         impatient = rng.random() < noise
         dropped |= ({"hold_until"} if impatient else set()) | ({"avoid"} if careless else set())
         legs.append({key: value for key, value in leg.items() if key not in dropped})
-    return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))), told=_legs(task))
+    return _converse(task, legs, tools, explain, random.Random(int(rng.integers(2**32))))
 
 
 def naive(task: Task) -> Waypoints | None:
@@ -79,49 +65,30 @@ def naive(task: Task) -> Waypoints | None:
         leg = plan_path(task, path[-1][1:], path[-1][0], goal_region=region)
         if leg is None:
             return None
-        _join(path, leg.waypoints)
+        path += leg.waypoints[1:]
     return path
 
 
-def _legs(task: Task) -> list[dict]:
-    if task.plan is None:
-        raise ValueError(f"task {task.id!r} has no plan to demonstrate; tasks made by stl/levels.py have one")
-    names = list(task.regions)
-    for i, leg in enumerate(task.plan):
-        times, avoid = [leg.get("t_start") or 0.0, leg.get("hold_until") or 0.0], leg.get("avoid") or []
-        known = isinstance(avoid, list) and all(name in names for name in [leg.get("goal_region"), *avoid])
-        if not known or not all(isinstance(time, int | float) for time in times):
-            fields = "goal_region, t_start, hold_until, avoid (a list); the regions are " + ", ".join(names)
-            raise ValueError(f"task {task.id!r}: leg {i} of its plan is not made of {fields}")
-    return task.plan
-
-
-def _join(path: Waypoints, leg: Waypoints) -> None:
-    """Append a leg to a path, without the waypoint at which they meet."""
-    path += leg[1:] if list(leg[0]) == list(path[-1]) else leg
-
-
-def _converse(
-    task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random, told: list[dict] | None = None
-) -> list[dict]:
-    """Replay the legs, each from where and when the last one ended, with the teacher's words between them; `told` are
-    the legs of the plan that it announces, if they differ."""
+def _converse(task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random) -> list[dict]:
+    """Tell the task's plan and replay the legs, each from where and when the last one ended, with words in between."""
     if explain not in EXPLAIN:
         raise ValueError(f"explain must be one of {', '.join(EXPLAIN)}, not {explain!r}")
-    path: Waypoints = [[0.0, *task.robot.start]]
-    messages: list[dict] = []
-    intro = _intro(task, told or legs, explain, chance)
+    if task.plan is None:
+        raise ValueError(f"task {task.id!r} has no plan to demonstrate; tasks made by stl/levels.py have one")
+    talks, path, messages = explain in ("normal", "full"), [[0.0, *task.robot.start]], []
+    intro = _intro(task, explain, chance)
     for i, leg in enumerate(legs):
-        arguments = {"start": path[-1][1:], "t_start": max(path[-1][0], leg.get("t_start") or 0.0)}
+        now, *here = path[-1]
+        arguments = {"start": here, "t_start": max(now, leg.get("t_start") or 0.0)}
         arguments |= {key: leg[key] for key in ("goal_region", "avoid", "hold_until") if leg.get(key)}
-        words = [intro] if i == 0 else [_say(chance, ARRIVED, t=decimal(path[-1][0]))] if explain == "full" else []
-        if explain in ("normal", "full"):
-            words.append(_leg_words(leg, i == 0, arguments["t_start"] > path[-1][0], chance))
-        result = _call(task, messages, " ".join(filter(None, words)), "plan_path", arguments)
-        if result.waypoints:  # a teacher who errs may have asked for a way that does not exist
-            _join(path, result.waypoints)
+        words = [intro] if i == 0 else [_say(chance, ARRIVED, decimal(now))] if explain == "full" else []
+        if talks:
+            words.append(_leg_words(arguments, FIRST_LEG if i == 0 else LEG, arguments["t_start"] > now, chance))
+        found = _call(task, messages, " ".join(filter(None, words)), "plan_path", arguments).waypoints
+        if found:  # a teacher who errs may have asked for a way that does not exist
+            path += found[1:] if found[0] == path[-1] else found
     words = [] if legs and tools else [intro]
-    if tools and explain in ("normal", "full"):
+    if tools and talks:
         verdict = _call(task, messages, _say(chance, CHECK), "check_path", {"waypoints": path})
         words.append(_say(chance, GOOD if verdict.ok else BAD))
     answer = "\n".join([*filter(None, words), f"<answer>{json.dumps(path)}</answer>"])
@@ -139,32 +106,33 @@ def _call(task: Task, messages: list[dict], words: str, name: str, arguments: di
     return result
 
 
-def _intro(task: Task, legs: list[dict], explain: str, chance: random.Random) -> str:
+def _intro(task: Task, explain: str, chance: random.Random) -> str:
     if explain == "none":
         return ""
     if explain == "plan":
-        avoid = list(dict.fromkeys(name for leg in legs for name in leg.get("avoid") or ()))
-        visits = [f"{leg['goal_region']} {float(leg.get('hold_until') or 0.0)}" for leg in legs]
+        avoid = list(dict.fromkeys(name for leg in task.plan for name in leg.get("avoid") or ()))
+        visits = [f"{leg['goal_region']} {float(leg.get('hold_until') or 0.0)}" for leg in task.plan]
         return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
-    order = _say(chance, ORDER, order=", then ".join(leg["goal_region"] for leg in legs) or "nowhere")
+    order = _say(chance, ORDER, ", then ".join(leg["goal_region"] for leg in task.plan) or "nowhere")
     if explain == "normal":
         return order
     needs = [f"{i}. {_english(formula)}" for i, formula in enumerate(task.formulas, 1)]
     return "\n".join(["What the formulas ask for:", *needs, order])
 
 
-def _leg_words(leg: dict, first: bool, waits: bool, chance: random.Random) -> str:
-    details = [_say(chance, LEAVE, t=decimal(leg["t_start"]))] if waits else []
-    if leg.get("avoid"):
-        details.append(_say(chance, KEEP_OUT, names=" and ".join(leg["avoid"])))
-    if leg.get("hold_until"):
-        details.append(_say(chance, HOLD, t=decimal(leg["hold_until"])))
-    listed = "".join(f", {detail}" for detail in details)
-    return _say(chance, FIRST_LEG if first else LEG, region=leg["goal_region"], details=listed)
+def _leg_words(leg: dict, variants: tuple[str, ...], late: bool, chance: random.Random) -> str:
+    words = leg["goal_region"]
+    if late:
+        words += _say(chance, LEAVE, decimal(leg["t_start"]))
+    if "avoid" in leg:
+        words += _say(chance, KEEP_OUT, " and ".join(leg["avoid"]))
+    if "hold_until" in leg:
+        words += _say(chance, HOLD, decimal(leg["hold_until"]))
+    return _say(chance, variants, words)
 
 
-def _say(chance: random.Random, variants: tuple[str, ...], **values: str) -> str:
-    return chance.choice(variants).format(**values)
+def _say(chance: random.Random, variants: tuple[str, ...], value: str = "") -> str:
+    return chance.choice(variants).format(value)
 
 
 def _english(node: Formula) -> str:

@@ -11,10 +11,11 @@ are widened by 1e-6 s once, a segment may be 1e-6 m too long for its time. inter
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,12 +29,6 @@ MAX_EACH = 200  # violations of one kind that a verdict lists
 MAX_SHOWN = 3  # violations of one geometric kind that its text describes
 MAX_REASONS = 8  # failing formulas that are explained
 MAX_WORK = 2_000_000  # waypoints x (obstacles + 4 x nodes of the formulas): keeps any check below a second
-_KINDS = {  # one and many
-    "collision": ("collision", "collisions"),
-    "speed": ("segment too fast", "segments too fast"),
-    "workspace": ("segment outside", "segments outside"),
-    "clause": ("formula fails", "formulas fail"),
-}
 
 
 @dataclass(frozen=True)
@@ -63,18 +58,16 @@ class Verdict:
 
 def check(task: Task, waypoints: object) -> Verdict:
     """Judge `waypoints`, [[t, x, y], ...] in seconds and metres. Any value is accepted; errors are in the verdict."""
-    if problem := _problem(task, waypoints):
+    leaves = task.cache.get("leaves") or task.cache.setdefault("leaves", Leaves(task))
+    if problem := shape_problem(waypoints, leaves.limit) or _start_or_time_problem(task, waypoints):
         return malformed(problem)
     path = np.array(waypoints, dtype=float)  # [n, 3]
     if len(path) == 1:
         path = path.repeat(2, axis=0)  # a robot that never moves: one segment without length
-    if "leaves" not in task.cache:
-        task.cache["leaves"] = _Leaves.of(task)
-    leaves = task.cache["leaves"]
     with np.errstate(all="ignore"):  # absurd but finite numbers overflow; they are too fast or outside anyway
-        lo, hi = _clip(leaves.rects, path)
+        lo, hi = clip(leaves.rects, path)
         violations = [*_collisions(task, path, lo, hi), *_speeds(task, path), *_departures(task, path)]
-        judge = _Judge(task, leaves.truths(path, lo, hi))
+        judge = Judge(task, leaves.truths(path, lo, hi))
     clauses = [holds(judge.truth(formula), 0.0) for formula in task.formulas]
     for n, i in enumerate(i for i, true in enumerate(clauses) if not true):
         reason = judge.never(task.formulas[i], 0.0, 0.0) if n < MAX_REASONS else "does not hold"
@@ -89,21 +82,23 @@ def malformed(problem: str) -> Verdict:
     return Verdict(False, None, [Violation("format", text)], text)
 
 
-def _problem(task: Task, waypoints: object) -> str | None:
-    """What makes `waypoints` malformed, if anything does."""
+def shape_problem(waypoints: object, limit: int = MAX_WAYPOINTS) -> str | None:
+    """What is wrong with a value that should be a list of waypoints, whatever the task, or None."""
     if not isinstance(waypoints, list | tuple) or not waypoints:
         return f"expected a list of waypoints [[t,x,y],...], found {brief(waypoints)}"
-    if "limit" not in task.cache:
-        nodes = sum(1 for formula in task.formulas for _ in walk(formula))
-        task.cache["limit"] = min(MAX_WAYPOINTS, MAX_WORK // (len(task.obstacles) + 4 * nodes + 1))
-    if len(waypoints) > task.cache["limit"]:
-        return f"{len(waypoints)} waypoints; at most {task.cache['limit']} are allowed"
+    if len(waypoints) > limit:
+        return f"{len(waypoints)} waypoints; at most {limit} are allowed"
     for i, point in enumerate(waypoints):
-        if not isinstance(point, list | tuple) or len(point) != 3:
-            return f"waypoint {i}: expected [t,x,y], found {brief(point)}"
-    if not _finite(list(chain.from_iterable(waypoints))):
-        i = next(i for i, point in enumerate(waypoints) if not _finite(point))
-        return f"waypoint {i}: t, x and y must be finite numbers, found {brief(waypoints[i])}"
+        if not isinstance(point, list | tuple) or len(point) != 3 or not all(map(_finite, point)):
+            return f"waypoint {i}: expected three finite numbers [t,x,y], found {brief(point)}"
+    return None
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _start_or_time_problem(task: Task, waypoints: Sequence) -> str | None:
     (t, x, y), start = waypoints[0], task.robot.start
     if abs(t) > SLACK:
         return f"the first waypoint must be at t=0, found t={_short(t)}"
@@ -115,15 +110,7 @@ def _problem(task: Task, waypoints: object) -> str | None:
     return None
 
 
-def _finite(values: list | tuple) -> bool:
-    """Whether all are finite numbers that fit a double; booleans are no numbers here."""
-    try:
-        return set(map(type, values)) <= {int, float, np.float64} and all(map(math.isfinite, values))
-    except OverflowError:  # an integer beyond the doubles
-        return False
-
-
-def _clip(rects: np.ndarray, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def clip(rects: np.ndarray, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each segment's line is inside each rectangle: from lo to hi, in lengths of the segment, if lo < hi.
 
     rects [4, K]: xmin, ymin, xmax, ymax (NaN: empty); path [S+1, 3] -> lo, hi [K, S].
@@ -142,24 +129,21 @@ def _clip(rects: np.ndarray, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return lo, hi
 
 
-@dataclass(frozen=True)
-class _Leaves:
-    """Prepared once per task: every rectangle that the centre is compared with, grown by the body and the slack."""
+class Leaves:
+    """Prepared once per task: every rectangle that the centre is compared with, grown by the body and the slack.
 
-    rects: np.ndarray  # [4, obstacles + outs + ins]; NaN where it is empty
-    outs: list[Out]
-    ins: list[In]
+    rects [4, obstacles + outs + ins], NaN where it is empty; limit: the most waypoints that are judged.
+    """
 
-    @classmethod
-    def of(cls, task: Task) -> _Leaves:
-        nodes = dict.fromkeys(node for formula in task.formulas for node in walk(formula))
-        outs, ins = [n for n in nodes if isinstance(n, Out)], [n for n in nodes if isinstance(n, In)]
+    def __init__(self, task: Task):
+        nodes = [node for formula in task.formulas for node in walk(formula)]
+        self.limit = min(MAX_WAYPOINTS, MAX_WORK // (len(task.obstacles) + 4 * len(nodes) + 1))
+        self.outs, self.ins = (list(dict.fromkeys(n for n in nodes if isinstance(n, kind))) for kind in (Out, In))
         by = task.robot.half_width - SLACK
-        rows = [rect.grown(by) for rect in (*task.obstacles.values(), *(task.regions[n.region] for n in outs))]
-        rows += [task.regions[n.region].grown(-by) for n in ins]
-        rects = np.array(rows, dtype=float).reshape(-1, 4).T
-        rects[:, (rects[0] >= rects[2]) | (rects[1] >= rects[3])] = math.nan
-        return cls(rects, outs, ins)
+        rows = [rect.grown(by) for rect in (*task.obstacles.values(), *(task.regions[n.region] for n in self.outs))]
+        rows += [task.regions[n.region].grown(-by) for n in self.ins]
+        self.rects = np.array(rows, dtype=float).reshape(-1, 4).T
+        self.rects[:, (self.rects[0] >= self.rects[2]) | (self.rects[1] >= self.rects[3])] = math.nan
 
     def truths(self, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> dict[Formula, Intervals]:
         """When each atom holds. The robot rests at its last waypoint for ever: what reaches it is endless."""
@@ -224,7 +208,7 @@ def _departures(task: Task, path: np.ndarray) -> Iterator[Violation]:
         yield Violation("workspace", text, segment=i)
 
 
-class _Judge:
+class Judge:
     """When each subformula holds on one path, and why it does not where it should."""
 
     def __init__(self, task: Task, atoms: dict[Formula, Intervals]):
@@ -315,12 +299,11 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
         end = f"The path ends at t={_short(path[-1, 0])} in ({_short(path[-1, 1])}, {_short(path[-1, 2])})."
         return f"Correct: no collision, inside the workspace, within the speed limit, every formula holds. {end}"
     counts = Counter(v.kind for v in violations)
-    numbers = ((f"{n}+" if n == MAX_EACH else n, _KINDS[kind][n > 1]) for kind, n in counts.items())
-    lines = ["Not a solution: " + ", ".join(f"{n} {words}" for n, words in numbers)]
+    lines = ["Not a solution. Violations: " + ", ".join(f"{kind} {n}" for kind, n in counts.items())]
     for kind, n in counts.items():
         shown = MAX_REASONS if kind == "clause" else MAX_SHOWN
         lines += [v.text for v in violations if v.kind == kind][:shown]
-        lines += [f"... and {n - shown} more {_KINDS[kind][n - shown > 1]}"] if n > shown else []
+        lines += [f"... and {n - shown} more of kind {kind}"] if n > shown else []
     held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
     lines += [f"formulas that hold: {held}"] if held else []
     return _cut("\n".join(lines), MAX_TEXT)

@@ -172,13 +172,17 @@ class GrownMap:
         v = np.array(corners)[v]
         free = ~_hits(self.xy[v], self.xy[w], self.boxes[: self.n_obstacles]).any(1)
         v, w = v[free], w[free]
-        metres = np.hypot(*(self.xy[w] - self.xy[v]).astype(float).T) / self.scale
+        metres = self._metres(self.xy[w] - self.xy[v])
         hits = np.packbits(_hits(self.xy[v], self.xy[w], self.boxes[self.n_obstacles :]), axis=1, bitorder="little")
         for i in corners:
             self.rows[i] = []
         for i, j, length, bits in zip(v.tolist(), w.tolist(), metres.tolist(), hits, strict=True):
             lock = int.from_bytes(bits.tobytes(), "little") | self.owner[j] << len(self.region)
             self.rows[i].append((j, length, lock))
+
+    def _metres(self, d: np.ndarray) -> np.ndarray:
+        """Lengths of [n, 2]. By sqrt, which is rounded alike on every machine, so that ties break alike too."""
+        return np.sqrt((d * d).sum(-1).astype(float)) / self.scale
 
     def shortest(self, start: Point, goal: Box, avoid: Sequence[str]) -> list[Point] | None:
         """Points of a shortest path from a free point into the rectangle `goal` (A*), or None."""
@@ -212,7 +216,7 @@ class GrownMap:
         ends = np.stack([near, *(np.broadcast_to(np.array(c, self.dtype), xy.shape) for c in _crossings(boxes, goal))])
         tails = np.concatenate([np.broadcast_to(xy[:1], xy.shape), np.broadcast_to(xy, ends.shape).reshape(-1, 2)])
         heads = np.concatenate([xy, ends.reshape(-1, 2)])
-        free, metres = ~_hits(tails, heads, boxes).any(1), np.hypot(*(heads - tails).astype(float).T) / self.scale
+        free, metres = ~_hits(tails, heads, boxes).any(1), self._metres(heads - tails)
         n, ids = len(xy), [START, *corners]
         first = [(ids[i], float(metres[i]), 0) for i in np.flatnonzero(free[:n]) if i]
         to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [1 + crossings, 1 + corners]

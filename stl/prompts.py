@@ -4,14 +4,12 @@ Every model gets the same two messages; they describe the world and the task and
 """
 
 import json
-import math
 
 from stl.formula import decimal
-from stl.monitor import Verdict, check, malformed
+from stl.monitor import Verdict, check, malformed, shape_problem
 from stl.world import Rect, Task
 
 MAX_ANSWER_CHARS = 200_000
-MAX_WAYPOINTS = 2_000
 
 WORLD = """\
 You plan the motion of a robot so that its path satisfies a specification in signal temporal logic.
@@ -97,11 +95,9 @@ def read_answer(text: str | None) -> tuple[list[list[float]] | None, str | None]
     try:
         # Integers as floats: 10**400 becomes infinite and is refused below, like NaN and 1e999.
         waypoints = json.loads(block, parse_int=float)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, "the answer is not valid JSON; write waypoints as [[t, x, y], ...]"
-    except RecursionError:
-        return None, "the answer is nested too deeply; write waypoints as [[t, x, y], ...]"
-    problem = _shape_problem(waypoints)
+    problem = shape_problem(waypoints)
     return (None, problem) if problem else (waypoints, None)
 
 
@@ -109,19 +105,6 @@ def grade(task: Task, text: str | None) -> Verdict:
     """The exact verdict on the answer in `text`; a missing or malformed answer fails with a "format" violation."""
     waypoints, problem = read_answer(text)
     return malformed(problem) if problem else check(task, waypoints)
-
-
-def _shape_problem(waypoints: object) -> str | None:
-    if not isinstance(waypoints, list) or not waypoints:
-        return "the answer is not a list of waypoints; write [[t, x, y], ...]"
-    if len(waypoints) > MAX_WAYPOINTS:
-        return f"the answer has {len(waypoints)} waypoints; at most {MAX_WAYPOINTS} are read"
-    for i, point in enumerate(waypoints):
-        if not isinstance(point, list) or len(point) != 3 or not all(type(v) is float for v in point):
-            return f"waypoint {i} is not [t, x, y] with three numbers"
-        if not all(math.isfinite(v) for v in point):
-            return f"waypoint {i} has a number that is not finite"
-    return None
 
 
 def _rect(rect: Rect) -> str:

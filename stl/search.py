@@ -25,7 +25,7 @@ import numpy as np
 
 from stl.formula import F, Formula, G, In, Out, Until, children, walk
 from stl.intervals import Intervals, gaps, holds, intersection, union
-from stl.monitor import _clip, _Judge, _Leaves, check
+from stl.monitor import Judge, Leaves, check, clip
 from stl.planner import find_path
 from stl.world import Task
 
@@ -68,7 +68,7 @@ def _until(atoms: Atoms, end: float) -> Atoms:
 class _Search:
     def __init__(self, task: Task, deadline: float):
         self.task, self.deadline, self.best, self.cut = task, deadline, 0, False
-        self.leaves, self.formulas = _Leaves.of(task), task.formulas
+        self.leaves, self.formulas = Leaves(task), task.formulas
         self.atoms = [[n for n in walk(f) if isinstance(n, In | Out)] for f in self.formulas]
         self.delays = [_delays(f)[1] for f in self.formulas]
         self.plan = cache(lambda here, region, avoid: find_path(task, here, 0, region, avoid=avoid)[0])
@@ -145,13 +145,13 @@ class _Search:
         return [i for i in range(len(self.formulas)) if not self._true(i, later)]
 
     def _true(self, i: int, atoms: Atoms) -> bool:
-        return holds(_Judge(self.task, atoms).truth(self.formulas[i]), 0.0)
+        return holds(Judge(self.task, atoms).truth(self.formulas[i]), 0.0)
 
     def _follow(self, past: Atoms, leg: Waypoints, since: float) -> Atoms:
         """When the atoms hold if the robot rests for ever at the end of `leg`, which departs at `since`."""
         path = np.array(leg if len(leg) > 1 else leg * 2, float)
         with np.errstate(all="ignore"):  # segments of no length, as in monitor.check
-            times = self.leaves.truths(path, *_clip(self.leaves.rects, path))
+            times = self.leaves.truths(path, *clip(self.leaves.rects, path))
         return {a: union(past.get(a, []), intersection(t, [(since, math.inf)])) for a, t in times.items()}
 
     def _leg(self, node: _Node, region: str) -> Waypoints | None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stl.levels import make_task
-from stl.prompts import MAX_ANSWER_CHARS, MAX_WAYPOINTS, grade, read_answer, system_prompt, user_prompt
-from stl.world import Task
+from stl.prompts import MAX_ANSWER_CHARS, grade, read_answer, system_prompt, user_prompt
+from stl.world import MAX_WAYPOINTS, Task
 
 TASK = Task.from_json(
     {

@@ -94,11 +94,11 @@ def test_check_path_is_the_checker():
     ("plan_path", {}, "needs start"),
     ("plan_path", {"start": [1, 1]}, "needs t_start"),
     ("plan_path", START | {"goal": "A"}, "no argument 'goal'"),
-    ("plan_path", START | {"goal_regions": "A"}, "did you mean goal_region"),
+    ("plan_path", START | {"goal_regions": "A"}, "did you mean 'goal_region"),
     ("plan_path", START | {"goal_region": "A", "t_start": math.nan}, "t_start"),
     ("plan_path", START | {"goal_region": "A", "start": [True, 1]}, "x of start"),
     ("check_path", {}, "needs waypoints"),
-    ("check_path", {"waypoint": []}, "did you mean waypoints"),
+    ("check_path", {"waypoint": []}, "did you mean 'waypoints"),
     ("check_path", "x" * 300_000, "characters"),
 ])
 def test_bad_calls_are_answered(name, arguments, word):
