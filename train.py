@@ -79,6 +79,9 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
         report.curves(run.rows(), run.folder / "curves.png")
         run.finish()
         print(f"done: curves in {run.folder}/curves.png; try python sample.py --policy {run.folder}")
+    except KeyboardInterrupt:
+        print(f"\n{run.folder}: stopped; the same command goes on from here", file=sys.stderr)
+        raise
     finally:
         run.close()
 
