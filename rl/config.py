@@ -91,6 +91,21 @@ class Config:
     eval_every: int = 10  # steps; 0: only at the end of each stage
     sampler: str = "torch"
     sampler_slots: int = 256  # episodes sampled at one time
+    mismatch_bound: float = 0.05  # nats between sampler and trainer, mean over a step's tokens; beyond it: a warning
+
+    # Sampling with vLLM (docs/vllm.md): defaults for the 9B on one H100
+    sync: str = "adapter"  # vLLM computes the low-rank terms; "merged": it gets all weights with the adapter added in
+    merge_rounding: str = "stochastic"  # of merged weights to bfloat16; "nearest" loses most of a small change
+    gpu_memory: float = 0.85  # share of the GPU while it samples: weights, caches and work space
+    engine_tokens: int = 16384  # read in one step of the engine
+    prefix_caching: bool = True  # a turn's text is not read again for the next one, but for the rest of a block
+    enforce_eager: bool = False  # no CUDA graphs: starts sooner, samples slower
+    sleep_level: int = 0  # while the trainer has the GPU: 0 gives the caches back, 1 the weights too (to CPU memory)
+    engine_seconds: float = 1800.0  # without a finished turn, after which the engine counts as hung
+    probe_every: int = 10  # steps between proofs that new weights arrive, each kind of layer for itself; 0: none
+    probe_tolerance: float = 0.1  # nats of mean difference that the proof takes for rounding
+    probe_failure: str = "stop"  # "merged": build the engine anew with sync "merged", and go on if that is proven
+
     keep_checkpoints: int = 3
     checkpoint_seconds: float = 30.0  # between checkpoints of the supervised stage
 
@@ -113,16 +128,28 @@ class Config:
             raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
         if self.sft_steps and not self.sft_tasks:
             raise ConfigError("sft_tasks = 0: the supervised stage needs demonstrations, or set sft_steps = 0")
+        if self.sampler == "vllm":
+            self._check_vllm()
         try:
             check_targets(self.lora_targets)
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from None
 
+    def _check_vllm(self) -> None:
+        """Raise ConfigError for what vLLM cannot do, or would do wrongly without a word."""
+        if self.sync == "merged" and self.sleep_level != 1:
+            raise ConfigError(f"sleep_level = {self.sleep_level}: sync = 'merged' is sound with 1 only")
+        if self.sync == "merged" and self.merge_rounding == "stochastic" and self.dtype != "bfloat16":
+            raise ConfigError(f"merge_rounding = 'stochastic': is for dtype = 'bfloat16'; for {self.dtype}: 'nearest'")
+        if self.lora_rank > 512:
+            raise ConfigError(f"lora_rank = {self.lora_rank}: vLLM's adapters have a rank of at most 512")
+
 
 CHOICES = {
     "chat": ("qwen", "compact"), "tool_manner": ("strict", "friendly"), "dtype": ("float32", "bfloat16"),
     "sft_optimizer": ("adamw", "muon"), "advantage_std": ("group", "none"),
-    "loss_aggregation": ("token", "sequence", "constant"), "sampler": ("torch", "script"),
+    "loss_aggregation": ("token", "sequence", "constant"), "sampler": ("torch", "vllm", "script"),
+    "sync": ("adapter", "merged"), "merge_rounding": ("stochastic", "nearest"), "probe_failure": ("stop", "merged"),
 }
 RANGES = {
     "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
@@ -134,6 +161,8 @@ RANGES = {
     "micro_tokens": (1, 1 << 26), "head_chunk": (1, 1 << 26), "eval_every": (0, 10**9), "sampler_slots": (1, 10**5),
     "keep_checkpoints": (1, 10**6), "threads": (0, 1024), "seed": (0, 2**62), "sft_warmup": (0, 10**9),
     "sft_eval_from": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
+    "mismatch_bound": (0, 100), "gpu_memory": (0.05, 1), "engine_tokens": (1, 1 << 20), "sleep_level": (0, 1),
+    "engine_seconds": (1, 1e6), "probe_every": (0, 10**9), "probe_tolerance": (1e-6, 100),
 }
 
 

@@ -37,14 +37,19 @@ class Sampler(Protocol):
         """The policy's weights have changed: forget every cache, and stamp what comes with `version`."""
 
 
-def open_sampler(config, model, chat) -> Sampler:
-    """The sampler that `config` names."""
+def open_sampler(config, model, chat, folder=None) -> Sampler:
+    """The sampler that `config` names. vLLM reads the weights of the model `folder`, which are those of `model`."""
     if config.sampler == "script":
         raise ValueError("sampler = 'script': a scripted sampler is handed its turns; build ScriptSampler yourself")
+    stop_ids = [chat.stop_id, *chat.end_ids]
+    if config.sampler == "vllm":
+        from rl.sampler_vllm import VllmSampler
+
+        return VllmSampler(config, folder, model, chat.size, stop_ids)
     from rl.sampler_torch import TorchSampler
 
     return TorchSampler(model, slots=config.sampler_slots, max_len=config.max_tokens, n_vocab=chat.size,
-                        stop_ids=[chat.stop_id, *chat.end_ids])
+                        stop_ids=stop_ids)
 
 
 def make_seed(*parts) -> int:
