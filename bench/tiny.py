@@ -3,10 +3,10 @@
     python bench/tiny.py                    three seeds, half an hour a seed on one core; resumes if killed
     python bench/tiny.py --seeds 0 --tasks 512 --out bench-tiny
 
-Each seed trains four times: the small run itself; the control, which spends the seconds that GRPO took on more
-imitation; and, without tools, imitation of as many tokens of the expert's bare answers and as many GRPO steps. Success
-is measured on `--tasks` fresh tasks (the split "bench") greedily and at temperature 1. The figures go to
-OUT/result.json, a table to the terminal, and both learning curves of the first seed to OUT/tools.png.
+Each seed trains the small run and its control, which spends the seconds that GRPO took on more imitation; some also
+run without tools: imitation of as many tokens of the teacher's bare answers, and as many GRPO steps. Success is
+measured on `--tasks` fresh tasks (the split "bench"), greedily and at temperature 1. The figures go to OUT/result.json,
+a table to the terminal, the learning curves with and without tools to OUT/tools-SEED.png.
 """
 import argparse
 import json
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="tiny.py")
     parser.add_argument("--seeds", default="0,1,2", help="comma list")
+    parser.add_argument("--without-tools", default="0", help="comma list of the seeds that are also run without tools")
     parser.add_argument("--tasks", type=int, default=512)
     parser.add_argument("--out", default="bench-tiny", help="folder of runs and results")
     args, overrides = parser.parse_known_args()
@@ -37,18 +38,22 @@ def main() -> None:
     out.mkdir(exist_ok=True)
     os.chdir(out)  # runs/ and data/ come to lie here
     results = {}
-    for seed in map(int, args.seeds.split(",")):
+    for seed in args.seeds.split(","):
         file = out / f"seed-{seed}.json"
         if not file.exists():
-            write_file(file, json.dumps(one_seed(base, seed, args.tasks), indent=1).encode())
+            result = with_tools(base, int(seed), args.tasks)
+            if seed in args.without_tools.split(","):
+                result |= without_tools(base, int(seed), args.tasks, result["sft_tokens"])
+            write_file(file, json.dumps(result, indent=1).encode())
         results[seed] = json.loads(file.read_text())
     write_file(out / "result.json", json.dumps(results, indent=1).encode())
     print(table(results))
-    draw(results, base, min(results), out / "tools.png")
+    for seed in args.without_tools.split(","):
+        draw(base, seed, out / f"tools-{seed}.png")
 
 
-def one_seed(base: Config, seed: int, n_tasks: int) -> dict:
-    """Train the four runs of a seed and measure them."""
+def with_tools(base: Config, seed: int, n_tasks: int) -> dict:
+    """Train the small run and its control, and measure them."""
     main_run = replace(base, seed=seed, name=f"seed{seed}")
     folder = go(main_run)
     imitation, grpo = read_rows(folder, "sft"), read_rows(folder, "grpo")
@@ -63,15 +68,16 @@ def one_seed(base: Config, seed: int, n_tasks: int) -> dict:
                       sft_eval_every=0, steps=0)
     copy_checkpoint(folder, Path("runs") / control.name)
     result["control_steps"], result["control"] = total, measure(go(control), "sft", n_tasks)
-
-    # Without tools: demonstrations are shorter, so as many tokens are more steps
-    bare = replace(main_run, name=f"seed{seed}-notools", tools=False, sft_stop=1.0, sft_eval_every=100, sft_eval_from=0)
-    steps = round(result["sft_tokens"] / tokens_a_step(bare))
-    folder = go(replace(bare, sft_steps=steps, sft_decay=0.0))
-    result["notools_steps"] = steps
-    result["notools_imitation"] = measure(folder, "sft", n_tasks)
-    result["notools_grpo"] = measure(folder, "grpo", n_tasks)
     return result
+
+
+def without_tools(base: Config, seed: int, n_tasks: int, tokens: int) -> dict:
+    """Train and measure the run without tools: as many tokens of (shorter) demonstrations, as many GRPO steps."""
+    config = replace(base, seed=seed, name=f"seed{seed}-notools", tools=False, sft_stop=1.0, sft_eval_every=0)
+    steps = round(tokens / tokens_a_step(config))
+    folder = go(replace(config, sft_steps=steps))
+    return {"notools_steps": steps, "notools_imitation": measure(folder, "sft", n_tasks),
+            "notools_grpo": measure(folder, "grpo", n_tasks)}
 
 
 def go(config: Config) -> Path:
@@ -119,21 +125,26 @@ def measure(folder: Path, stage: str, n_tasks: int) -> dict:
 
 
 def table(results: dict) -> str:
-    """Rows: what was measured; columns: each seed at temperature 1 and greedily."""
+    """Rows: what was measured; columns: each seed, at temperature 1 and greedily."""
     names = {"imitation": "after imitation", "grpo": "after GRPO", "control": "control: more imitation",
-             "notools_imitation": "no tools, imitation", "notools_grpo": "no tools, GRPO"}
-    lines = [f"{'success (temperature 1 / greedy)':32}" + "".join(f"{'seed ' + str(seed):>16}" for seed in results)]
+             "notools_imitation": "no tools, imitation", "notools_grpo": "no tools, GRPO",
+             "sft_steps": "imitation steps", "control_steps": "control's imitation steps",
+             "notools_steps": "imitation steps without tools",
+             "sft_seconds": "seconds of imitation", "grpo_seconds": "seconds of GRPO"}
+    lines = [f"{'success (temperature 1 / greedy)':34}" + "".join(f"{'seed ' + seed:>16}" for seed in results)]
     for key, name in names.items():
-        cells = (f"{r[key]['1']['success']:.3f} / {r[key]['0']['success']:.3f}" for r in results.values())
-        lines.append(f"{name:32}" + "".join(f"{cell:>16}" for cell in cells))
-    for key in ("sft_steps", "control_steps", "notools_steps"):
-        lines.append(f"{key:32}" + "".join(f"{r[key]:>16}" for r in results.values()))
-    for key in ("sft_seconds", "grpo_seconds"):
-        lines.append(f"{key:32}" + "".join(f"{r[key]:>16.0f}" for r in results.values()))
+        cells = (cell(result.get(key)) for result in results.values())
+        lines.append(f"{name:34}" + "".join(f"{text:>16}" for text in cells))
     return "\n".join(lines)
 
 
-def draw(results: dict, config: Config, seed: int, path: Path) -> None:
+def cell(value: dict | float | None) -> str:
+    if isinstance(value, dict):
+        return f"{value['1']['success']:.3f} / {value['0']['success']:.3f}"
+    return "-" if value is None else f"{value:.0f}"
+
+
+def draw(config: Config, seed: str, path: Path) -> None:
     """Training reward over GRPO steps, with and without tools."""
     import matplotlib
 
