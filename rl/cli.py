@@ -130,8 +130,8 @@ class Scripted:
 
     def _messages(self, task: Task) -> list[dict]:
         if self.name == "search":
-            result = search(task, SEARCH_SECONDS)
-            return _answer(f"Search: {result.reason}.", result.waypoints)
+            path, reason = search(task, SEARCH_SECONDS)
+            return _answer(f"Search: {reason}.", path)
         if self.name == "naive":
             path = expert.naive(task)
             return _answer("Each region in turn." if path else "There is no path to some region.", path)

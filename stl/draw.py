@@ -100,11 +100,12 @@ class _Sheet:
     def _draw_map(self) -> None:
         """Regions by their role in the formulas, obstacles, names, and the legend."""
         atoms = [node for formula in self.task.formulas for node in walk(formula) if isinstance(node, In | Out)]
-        used = {}
+        used = set()
         for name, rect in self.task.regions.items():
             kinds = {type(atom) for atom in atoms if atom.region == name}
             role = "both" if len(kinds) > 1 else "visit" if In in kinds else "keep out" if kinds else "unused"
-            colour = used[role] = ROLES[role]
+            colour = ROLES[role]
+            used.add(role)
             self._box(rect, facecolor=colour + TINT, edgecolor=colour, linewidth=1.2, zorder=1)
             centre = ((rect.xmin + rect.xmax) / 2, (rect.ymin + rect.ymax) / 2)
             self._label(centre, name, 9, [(0, 0), *SIDES], weight="bold")
@@ -112,7 +113,7 @@ class _Sheet:
             self._box(rect, facecolor=WALL, edgecolor=WALL, linewidth=0.4, zorder=3)
             self.taken.append(self.board.transData.transform([rect[:2], rect[2:]]).ravel())
         x, y = 0.0, self.side.get_ylim()[0] - 0.2
-        for words, colour in [*used.items(), ("obstacle", WALL)]:
+        for words, colour in [*((role, ROLES[role]) for role in ROLES if role in used), ("obstacle", WALL)]:
             fill = colour if words == "obstacle" else colour + TINT
             self.side.add_patch(Rectangle((x, y - 0.11), 0.13, 0.13, facecolor=fill, edgecolor=colour))
             self.side.text(x + 0.19, y, words, fontsize=8.5, color=SOFT)

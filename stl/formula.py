@@ -127,6 +127,11 @@ def brief(value: object) -> str:
         return "a huge number"
 
 
+def cut(text: str, most: int) -> str:
+    """The text, or as much of it as fits into `most` characters, with a sign that more was there."""
+    return text if len(text) <= most else text[: most - 4] + " ..."
+
+
 def nearest(name: object, names: Collection[str]) -> str:
     """A hint for a misspelt name, to end an error message with; empty when nothing is close."""
     close = difflib.get_close_matches(name[:64], names, n=1) if isinstance(name, str) else ()
@@ -158,8 +163,7 @@ class _Parser:
         self.advance()
 
     def fail(self, problem: str) -> NoReturn:
-        shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
-        raise FormulaError(f"formula {shown!r}: {problem}")
+        raise FormulaError(f"formula {cut(self.text, 80)!r}: {problem}")
 
     def unexpected(self, wanted: str) -> NoReturn:
         found = repr(self.text[self.start : self.start + 20]) if self.start < len(self.text) else "the end"

@@ -12,8 +12,6 @@ accepted, whichever way 7.1 - 0.3 is rounded, and no two endpoints ever need to 
 Both ways are from O. Maler and D. Nickovic, "Monitoring temporal properties of continuous signals" (2004).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Intervals = list[tuple[float, float]]
@@ -81,19 +79,9 @@ def until(p: Intervals, q: Intervals, a: float, b: float) -> Intervals:
 
 def gaps(p: Intervals, lo: float, hi: float) -> Intervals:
     """The parts of [lo, hi] outside p, as the closures of the open gaps."""
-    out = []
-    for start, end in p:
-        if start > hi:
-            break
-        if end >= lo:
-            if start > lo:
-                out.append((lo, start))
-            lo = end
-            if lo >= hi:
-                return out
-    if hi > lo or not holds(p, lo):
-        out.append((lo, hi))
-    return out
+    inside = intersection(p, [(lo, hi)])
+    ends = [lo, *(end for interval in inside for end in interval), hi]
+    return [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if a < b or not inside]
 
 
 def holds(p: Intervals, t: float) -> bool:

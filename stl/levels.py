@@ -7,8 +7,6 @@ waypoints, and `plan`, the plan_path calls that make them.
     python -m stl.levels --stats 200        # what the levels are like, 200 draws each
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import math
@@ -63,11 +61,14 @@ def _draw(rng: Random, level: str, name: str) -> Task:
     task = replace(draft.task, id=name, level=level, spec=tuple(draft.spec), witness=draft.path, plan=draft.plan)
     if not check(task, task.witness).ok:
         raise Redraw
-    if rng.random() < 0.98:  # most draws that the naive baseline solves are drawn again
-        path = expert.naive(task)
-        if path is not None and check(task, path).ok:
-            raise Redraw
+    if rng.random() < 0.98 and _naive_solves(task):  # most draws that the naive baseline solves are drawn again
+        raise Redraw
     return task
+
+
+def _naive_solves(task: Task) -> bool:
+    path = expert.naive(task)
+    return path is not None and check(task, path).ok
 
 
 @dataclass
@@ -105,8 +106,8 @@ class Draft:
         stop.hold = hold(stop)
         if stop.hold is not None:
             leg["hold_until"] = float(stop.hold)
-            if stop.hold > stop.arrive:
-                self.path.append([float(stop.hold), x, y])
+        if stop.hold is not None and stop.hold > stop.arrive:
+            self.path.append([leg["hold_until"], x, y])
         stop.leave = self.path[-1][0]
         self.plan.append(leg)
 
@@ -300,12 +301,11 @@ def stats(level: str, n: int) -> list[str]:
         tokens = [len(encode(system_prompt() + user_prompt(task))) for task in tasks]
     except ImportError:
         tokens = []
-    naive = [(path := expert.naive(task)) is not None and check(task, path).ok for task in tasks]
     solved = [grade(task, expert.solve(task)[-1]["content"]).ok for task in tasks]
     spread = ([len(t.spec) for t in tasks], [max(d for d, _ in s) for s in sizes], [len(t.obstacles) for t in tasks],
               [len(t.regions) for t in tasks], [round(max(e for _, e in s)) for s in sizes], tokens)
-    return [level, *(f"{min(x)}-{max(x)}" if x else "-" for x in spread), f"{mean(naive):.3f}", f"{mean(solved):.3f}",
-            f"{rate:.0f}"]
+    return [level, *(f"{min(x)}-{max(x)}" if x else "-" for x in spread), f"{mean(map(_naive_solves, tasks)):.3f}",
+            f"{mean(solved):.3f}", f"{rate:.0f}"]
 
 
 def main() -> int:
@@ -316,9 +316,8 @@ def main() -> int:
     if args.stats < 1:
         parser.error(f"--stats must be at least 1, not {args.stats}")
     head = ("level", "formulas", "depth", "obstacles", "regions", "horizon_s", "tokens", "naive", "expert", "tasks/s")
-    print(" ".join(f"{word:>9}" for word in head))
-    for level in [args.level] if args.level else LEVELS:
-        print(" ".join(f"{word:>9}" for word in stats(level, args.stats)), flush=True)
+    for row in (head, *(stats(level, args.stats) for level in ([args.level] if args.level else LEVELS))):
+        print(" ".join(f"{word:>9}" for word in row), flush=True)
     return 0
 
 

@@ -8,18 +8,17 @@ Slack lies at the leaves alone and is always in the path's favour: rectangles ar
 are widened by 1e-6 s once, a segment may be 1e-6 m too long for its time. intervals.py says why doubles suffice then.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
 
-from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, walk
+from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, cut, walk
 from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, union, until
 from stl.world import MAX_WAYPOINTS, Rect, Task
 
@@ -71,14 +70,14 @@ def check(task: Task, waypoints: object) -> Verdict:
     clauses = [holds(judge.truth(formula), 0.0) for formula in task.formulas]
     for n, i in enumerate(i for i, true in enumerate(clauses) if not true):
         reason = judge.never(task.formulas[i], 0.0, 0.0) if n < MAX_REASONS else "does not hold"
-        text = f"formula {i + 1}, {_cut(task.spec[i], 120)}: {_cut(reason, 320)}"
+        text = f"formula {i + 1}, {cut(task.spec[i], 120)}: {cut(reason, 320)}"
         violations.append(Violation("clause", text, index=i))
     return Verdict(not violations, clauses, violations, _report(path, clauses, violations))
 
 
 def malformed(problem: str) -> Verdict:
     """The verdict on an answer that is no path at all."""
-    text = _cut(f"Malformed path: {problem}", MAX_TEXT)
+    text = cut(f"Malformed path: {problem}", MAX_TEXT)
     return Verdict(False, None, [Violation("format", text)], text)
 
 
@@ -220,9 +219,7 @@ class Judge:
             return self.atoms[node]
         if id(node) not in self.known:
             if isinstance(node, And):
-                times = self.truth(node.args[0])
-                for arg in node.args[1:]:
-                    times = intersection(times, self.truth(arg))
+                times = reduce(intersection, map(self.truth, node.args))
             elif isinstance(node, Or):
                 times = union(*map(self.truth, node.args))
             elif isinstance(node, F):
@@ -288,9 +285,7 @@ class Judge:
         if not isinstance(node, In):
             return "never holds on this path"
         inner = self.task.regions[node.region].grown(-self.task.robot.half_width)
-        fits = inner.xmin <= inner.xmax and inner.ymin <= inner.ymax
-        need = f"the centre must be in {_area(inner, '[]')}" if fits else "the region is smaller than the body"
-        return f"never holds on this path ({need})"
+        return f"never holds on this path (the centre must be in {_area(inner, '[]')})"
 
 
 def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) -> str:
@@ -306,7 +301,7 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
         lines += [f"... and {n - shown} more of kind {kind}"] if n > shown else []
     held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
     lines += [f"formulas that hold: {held}"] if held else []
-    return _cut("\n".join(lines), MAX_TEXT)
+    return cut("\n".join(lines), MAX_TEXT)
 
 
 def _short(value: float) -> str:
@@ -340,8 +335,4 @@ def _inward(lo: float, hi: float) -> str:
 
 
 def _name(node: Formula) -> str:
-    return _cut(str(node), 80)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return cut(str(node), 80)

@@ -13,8 +13,6 @@ on purpose (it only waits at the end of a leg), or an early wait for a region th
 proof: that it finds nothing does not mean that there is nothing.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator
@@ -36,16 +34,10 @@ MAX_STOPS = 40  # visits on a path
 ALIKE = 3  # nodes kept, at least, of those that end in one region with the same formulas done
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """A path that solves the task, or None; and what happened in one line."""
-
-    waypoints: Waypoints | None
-    reason: str
-
-
-def search(task: Task, seconds: float = 10.0) -> SearchResult:
-    """Look for a path that satisfies `task`, for at most about `seconds` of wall time. See the module on its limits."""
+def search(task: Task, seconds: float = 10.0) -> tuple[Waypoints | None, str]:
+    """A path that satisfies `task`, or None, and what happened in one line; for at most about `seconds` of wall time.
+    See the module on what it cannot solve.
+    """
     return _Search(task, time.monotonic() + seconds).run(seconds)
 
 
@@ -56,9 +48,9 @@ class _Node:
     region: str  # where it ends; "" at the start
     done: frozenset[int]  # formulas that hold even if no region is visited any more
 
-
-def _end(node: _Node) -> float:
-    return node.path[-1][0]
+    @property
+    def end(self) -> float:
+        return self.path[-1][0]
 
 
 def _until(atoms: Atoms, end: float) -> Atoms:
@@ -73,25 +65,25 @@ class _Search:
         self.delays = [_delays(f)[1] for f in self.formulas]
         self.plan = cache(lambda here, region, avoid: find_path(task, here, 0, region, avoid=avoid)[0])
 
-    def run(self, seconds: float) -> SearchResult:
+    def run(self, seconds: float) -> tuple[Waypoints | None, str]:
         path = [[0.0, *self.task.robot.start]]
-        verdict, n, late = check(self.task, path), len(self.formulas), False
+        verdict, late = check(self.task, path), False
         if verdict.ok:
-            return SearchResult(path, "staying at the start satisfies everything")
+            return path, "staying at the start satisfies everything"
         if any(violation.kind != "clause" for violation in verdict.violations):
-            return SearchResult(None, "the start collides or lies outside the workspace, so there is no path")
+            return None, "the start collides or lies outside the workspace, so there is no path"
         root = self._node(path, self._follow({}, path, 0.0), 0.0, "")
         for width in WIDTHS:
             layer, self.cut = [root] if root else [], False
             for _ in range(MAX_STOPS):
                 layer, found = self._next_layer(layer, width)
                 if found:
-                    return SearchResult(found, f"found a path of {len(found)} waypoints")
+                    return found, f"found a path of {len(found)} waypoints"
             late = time.monotonic() > self.deadline
             if late or not self.cut:
                 break
         how = f"within the time limit of {seconds:g} s" if late else "among the orders of visits that are tried"
-        return SearchResult(None, f"no path found {how}; at best {self.best} of {n} formulas were done")
+        return None, f"no path found {how}; at best {self.best} of {len(self.formulas)} formulas were done"
 
     def _next_layer(self, layer: list[_Node], width: int) -> tuple[list[_Node], Waypoints | None]:
         """The best nodes one visit on, or a solution."""
@@ -105,8 +97,8 @@ class _Search:
                 if child:
                     found.setdefault((child.region, child.done), []).append(child)
         alike = max(ALIKE, width // 8)
-        nodes = [node for some in found.values() for node in sorted(some, key=_end)[:alike]]
-        nodes.sort(key=lambda node: (-len(node.done), _end(node)))
+        nodes = [node for some in found.values() for node in sorted(some, key=lambda node: node.end)[:alike]]
+        nodes.sort(key=lambda node: (-len(node.done), node.end))
         self.cut |= len(nodes) > width or any(len(some) > alike for some in found.values())
         self.best = max([self.best, *(len(node.done) for node in nodes)])
         return nodes[:width], None

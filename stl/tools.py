@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stl.formula import nearest
+from stl.formula import cut, nearest
 from stl.monitor import check
 from stl.planner import find_path
 from stl.world import Task
@@ -79,7 +79,7 @@ def run_tool(task: Task, name: str, arguments: Mapping | str, manner: str = "str
         arguments = _arguments(name, arguments)
         return _plan(task, arguments, manner) if name == "plan_path" else _check(task, arguments)
     except ValueError as error:
-        return ToolResult(_short(f"Error: {error}"), False)
+        return ToolResult(cut(f"Error: {error}", MAX_TEXT), False)
     except (ArithmeticError, LookupError, TypeError, RecursionError, MemoryError) as error:
         return ToolResult(f"Error: {name} cannot use these arguments ({type(error).__name__}).", False)
 
@@ -116,10 +116,10 @@ def _plan(task: Task, arguments: dict, manner: str) -> ToolResult:
         walls = [name for name in avoid if isinstance(name, str) and name in task.obstacles]
         arguments = arguments | {"avoid": [name for name in avoid if name not in walls]}
         if walls:
-            remark = f"\n{_short(', '.join(walls), 200)}: obstacles are always avoided and need not be listed."
+            remark = f"\n{cut(', '.join(walls), 200)}: obstacles are always avoided and need not be listed."
     path, reason = find_path(task, **arguments)
     if path is None:
-        return ToolResult(_short(f"No path: {reason}.{remark}"), False)
+        return ToolResult(cut(f"No path: {reason}.{remark}", MAX_TEXT), False)
     points = path.waypoints
     text = f"Path found: length {path.length:.2f} m, departure {points[0][0]}, arrival {path.arrival}.\n"
     text += f"waypoints: {json.dumps(points)}" + (f"\n{path.note}" if path.note else "")
@@ -128,9 +128,4 @@ def _plan(task: Task, arguments: dict, manner: str) -> ToolResult:
 
 def _check(task: Task, arguments: dict) -> ToolResult:
     verdict = check(task, arguments["waypoints"])
-    return ToolResult(_short(verdict.text), verdict.ok)
-
-
-def _short(text: str, limit: int = MAX_TEXT) -> str:
-    """The text, cut at `limit` characters."""
-    return text if len(text) <= limit else text[: limit - 4] + " ..."
+    return ToolResult(verdict.text, verdict.ok)
