@@ -22,11 +22,12 @@ from model.checkpoint import load_adapter, load_folder, read_config, save_adapte
 from model.optim import AdamW, Chain, Muon
 from rl import cli, report
 from rl.chat import open_chat
-from rl.config import Config, load_config
+from rl.config import Config, load_config, replace
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner
 from rl.policy import Policy, check_machine, make_policy, random_shape
+from rl.probe import prove
 from rl.run import Run
 from rl.tasks import TaskStream, demonstrations, held_out
 from stl.world import Task
@@ -110,7 +111,7 @@ def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or of config.model, learn the expert's conversations."""
     if run.latest("grpo"):
         return  # the next stage has begun, so this one is complete
-    policy = make_policy(config, config.model or None)
+    policy = make_policy(replace(config, sampler="torch"), config.model or None)
     learner = Learner(policy.model, list(policy.model.parameters()), sft_optimizer(config, policy.model), config,
                       config.device, policy.chat.size)
     last, step, stopped = run.latest("sft"), 0, False
@@ -192,7 +193,10 @@ def reinforce(config: Config, run: Run) -> None:
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed), held_out(config.eval_mix)
     bar = tqdm(total=config.steps, initial=step, desc="grpo", unit="step")
+    begun = step
     while True:
+        if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
+            prove(policy, tqdm.write)
         if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
             evaluate(policy, run, tasks, "grpo", step, config.temperature)
         if step == config.steps:
@@ -203,6 +207,7 @@ def reinforce(config: Config, run: Run) -> None:
         run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
                  lambda folder: save_adapter(policy.adapter, folder, str(base.folder if base else config.model)))
         bar.write(step_line(row))
+        warn_of_mismatch(config, row, bar.write)
         bar.update()
     bar.close()
     evaluate(policy, run, tasks, "grpo", step, 0.0)
@@ -229,7 +234,9 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
         stats = [learner.grpo_step(*parts) for parts in zip(batches, gains, old, strict=True)]
     with clock("sync"):
         policy.sampler.load(step)
-    return {"stage": "grpo", "step": step, **report.summarize(episodes), "learner": stats, "time": clock.seconds}
+    stale = sum(episode.version != step - 1 for episode in episodes)  # sampled by an older policy
+    return {"stage": "grpo", "step": step, **report.summarize(episodes), "learner": stats, "stale": stale,
+            **policy.traffic(), "time": clock.seconds}
 
 
 def split(groups: list[list[Episode]], config: Config, step: int) -> list[list[list[Episode]]]:
@@ -267,10 +274,18 @@ def evaluate(policy: Policy, run: Run, tasks: list[Task], stage: str, step: int,
         began = time.monotonic()
         with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
             episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda episode: bar.update())
-        row = asked | report.summarize(episodes) | {"time": {"seconds": time.monotonic() - began}}
+        row = asked | report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
         run.log(row)
         tqdm.write(eval_line(row))
     return row["success"]
+
+
+def warn_of_mismatch(config: Config, row: dict, say) -> None:
+    """Say so if sampler and trainer are not the same policy within the bound that is set."""
+    worst = max((stats.get("mismatch_mean", 0.0) for stats in row["learner"]), default=0.0)
+    if not worst <= config.mismatch_bound:
+        say(f"warning: log-probs of sampler and trainer differ by {worst:.3g} on average, more than mismatch_bound "
+            f"({config.mismatch_bound:g}); the gradient is corrected for up to importance_cap only")
 
 
 def step_line(row: dict) -> str:

@@ -137,6 +137,8 @@ class Config:
 
     def _check_vllm(self) -> None:
         """Raise ConfigError for what vLLM cannot do, or would do wrongly without a word."""
+        if not self.model and not self.sft_steps:
+            raise ConfigError("model = '': sampler = 'vllm' reads its weights from a folder; give one")
         if self.sync == "merged" and self.sleep_level != 1:
             raise ConfigError(f"sleep_level = {self.sleep_level}: sync = 'merged' is sound with 1 only")
         if self.sync == "merged" and self.merge_rounding == "stochastic" and self.dtype != "bfloat16":

@@ -34,6 +34,11 @@ class Policy:
         finally:
             self.sampler.release()
 
+    def traffic(self) -> dict[str, dict]:
+        """What the sampler counted since the last call, for a row of the log; nothing if it does not count."""
+        counts = self.sampler.metrics()
+        return {"sampler": counts} if counts else {}
+
 
 def check_machine(config: Config, folder: str | Path | None) -> None:
     """Raise ConfigError if this machine lacks the model `folder` or the GPU."""
@@ -62,14 +67,19 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
         torch.set_num_threads(config.threads)
     chat = open_chat(config, folder)
     dtype = getattr(torch, config.dtype)
+    device = "cpu" if config.sampler == "vllm" else config.device  # the engine starts while the GPU is empty
     if folder:
-        model = Qwen.from_folder(folder, dtype=dtype, device=config.device)
+        model = Qwen.from_folder(folder, dtype=dtype, device=device)
     else:
-        model = Qwen.random(random_shape(config, chat.size), config.seed).to(config.device, dtype)
+        model = Qwen.random(random_shape(config, chat.size), config.seed).to(device, dtype)
     laid = None
     if adapter:
         laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
-    return Policy(config, chat, model, laid, open_sampler(config, model, chat))
+    sampler = open_sampler(config, model, laid, chat, folder)
+    model.to(config.device)
+    for p in laid.parameters() if laid else ():
+        p.data = p.data.to(config.device)
+    return Policy(config, chat, model, laid, sampler)
 
 
 def load_policy(folder: str | Path, stage: str | None = None, **changes) -> Policy:

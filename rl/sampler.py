@@ -36,8 +36,14 @@ class Sampler(Protocol):
     def load(self, version: int) -> None:
         """The policy's weights have changed: forget every cache, and stamp what comes with `version`."""
 
+    def release(self) -> None:
+        """Give memory back; the next request takes it again."""
 
-def open_sampler(config, model, chat, folder=None) -> Sampler:
+    def metrics(self) -> dict[str, float]:
+        """What was counted since the last call."""
+
+
+def open_sampler(config, model, adapter, chat, folder=None) -> Sampler:
     """The sampler that `config` names. vLLM reads the weights of the model `folder`, which are those of `model`."""
     if config.sampler == "script":
         raise ValueError("sampler = 'script': a scripted sampler is handed its turns; build ScriptSampler yourself")
@@ -45,7 +51,7 @@ def open_sampler(config, model, chat, folder=None) -> Sampler:
     if config.sampler == "vllm":
         from rl.sampler_vllm import VllmSampler
 
-        return VllmSampler(config, folder, model, chat.size, stop_ids)
+        return VllmSampler(config, folder, model, adapter, chat.size, stop_ids)
     from rl.sampler_torch import TorchSampler
 
     return TorchSampler(model, slots=config.sampler_slots, max_len=config.max_tokens, n_vocab=chat.size,

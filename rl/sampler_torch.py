@@ -47,6 +47,9 @@ class TorchSampler:
         self.cache = None
         self.load(self.version)
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         if len(ids) + max_new > self.max_len or max_new < 1:
             raise ValueError(f"{len(ids)} tokens and {max_new} new ones: at least 1, together at most {self.max_len}")

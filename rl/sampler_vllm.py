@@ -44,17 +44,17 @@ class Request:
 
 
 class VllmSampler:
-    """Samples from the model `folder` and, once `adapter` is set and load() was called, from `model` under it.
+    """Samples from the weights of the model `folder`, which are those of `model`, with `adapter` on them (or None).
 
     At most `config.sampler_slots` conversations run at one time. `n_vocab` is the tokenizer's size: ids from there on
     are never sampled. With config.sync "adapter" vLLM computes the low-rank terms itself; "merged" hands it all weights
     with the adapter added in.
     """
 
-    def __init__(self, config, folder: str | Path, model, n_vocab: int, stop_ids: list[int]):
+    def __init__(self, config, folder: str | Path, model, adapter, n_vocab: int, stop_ids: list[int]):
         check_version()
         sweep()
-        self.config, self.folder, self.model, self.adapter = config, str(folder), model, None
+        self.config, self.folder, self.model, self.adapter = config, str(folder), model, adapter
         self.sync, self.temperature, self.version = config.sync, config.temperature, 0
         self.stop_ids = frozenset(stop_ids)
         padding = range(n_vocab, model.config.vocab_size)
@@ -66,6 +66,8 @@ class VllmSampler:
         self.counts: Counter[str] = Counter()
         self._forget()
         self._build()
+        self.load(0)
+        self.release()
 
     # ------------------------------------------------------------------------------------------ as every sampler
 
@@ -119,7 +121,7 @@ class VllmSampler:
                 self._push()
             emptied = self.engine.reset_prefix_cache()
         except Exception as error:  # a name or shape that vLLM does not know, or an engine that died of it
-            raise SamplerError(f"vLLM did not take the weights ({type(error).__name__}: {error}); {self._other()}"
+            raise SamplerError(f"vLLM did not take the weights ({type(error).__name__}: {error}); {self.remedy}"
                                ) from error
         if not emptied:
             raise SamplerError("vLLM did not empty its prefix cache after new weights, though no request is running")
@@ -198,7 +200,7 @@ class VllmSampler:
         if not ids:
             raise RuntimeError(f"the engine ended a request without a token ({choice.finish_reason})")
         if not np.isfinite(logprobs).all():
-            raise SamplerError(f"vLLM's log-probs are not finite (ids {ids[:8]} ...); {self._other()}")
+            raise SamplerError(f"vLLM's log-probs are not finite (ids {ids[:8]} ...); {self.remedy}")
         hits, known = output.num_cached_tokens or 0, self.lengths[key]
         self.counts.update({
             "turns": 1, "generated": len(ids), "prompts": len(request.ids), "prefix_hits": hits,
@@ -225,7 +227,8 @@ class VllmSampler:
             self.lora = LoRARequest(f"policy-{self.loras}", self.loras, folder)
             self.engine.add_lora(self.lora)  # reads all of it
 
-    def _other(self) -> str:
+    @property
+    def remedy(self) -> str:
         """What to set when this way of handing weights over does not work."""
         return "set sync = 'merged' and sleep_level = 1" if self.sync == "adapter" else "set sync = 'adapter'"
 

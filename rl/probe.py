@@ -1,0 +1,121 @@
+"""The probe: proof that new weights arrive in the sampler, for each kind of layer by itself.
+
+B of one kind is changed by a known, large amount; after a sync the sampler's log-probs must be those of the changed
+policy and no longer those of the old one. The trainer computes both, before and after the sampler has its turn, so
+that the two need not have the GPU at one time.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from model.logprobs import token_logprobs
+from rl.sampler import Completion, make_seed
+from rl.sampler_vllm import SamplerError
+from stl.levels import make_task
+
+TURN = 16  # tokens sampled from each changed policy
+MOVE = 0.5  # nats by which a change moves the trainer's own log-probs, at least, on average
+
+
+class ProbeError(SamplerError):
+    """Weights do not arrive in the sampler as they are: which, and what to set instead."""
+
+
+def prove(policy, say=print) -> None:
+    """Raise ProbeError unless every kind of layer of the adapter reaches the sampler.
+
+    With config.probe_failure "merged" a failure of vLLM's own adapters is said, and the sampler rebuilt for merged
+    weights; only if these fail too is the error raised.
+    """
+    try:
+        probe(policy)
+    except ProbeError as error:
+        if policy.config.probe_failure != "merged" or policy.sampler.sync != "adapter":
+            raise
+        say(f"{error}; building the engine anew for sync = 'merged', as probe_failure says")
+        policy.sampler.rebuild("merged")
+        probe(policy)
+
+
+def probe(policy) -> dict[str, tuple[float, float]]:
+    """{kind: mean |log-prob difference| of the sampler to the changed policy, and to the unchanged one}; the entry ""
+    is of no change at all. Raises ProbeError. Adapter and sampler are left as they were."""
+    sampler, adapter, config = policy.sampler, policy.adapter, policy.config
+    prompt = policy.chat.prompt(make_task(next(iter(config.mix)), "probe", 0))[:config.max_tokens - TURN]
+    kinds = {name.rpartition(".")[2]: 0.0 for name in adapter.terms}
+    before = logprobs(policy, prompt, len(prompt) - 1)
+    for kind in kinds:
+        kinds[kind] = find_scale(policy, kind, prompt, before)
+    kinds[""] = 0.0
+    version, sampler.temperature, turns = sampler.version, 1.0, {}
+    try:
+        for kind, scale in kinds.items():  # the unchanged one last, so that the sampler has it again
+            with changed(adapter, kind, scale):
+                sampler.load(version)
+                turns[kind] = sample(sampler, prompt)
+    finally:
+        sampler.release()
+    found = {}
+    for kind, turn in reversed(turns.items()):
+        found[kind] = compare(policy, kind, kinds[kind], prompt, turn)
+    sampler.metrics()  # not of the run
+    return found
+
+
+def sample(sampler, prompt: list[int]) -> Completion:
+    """The same prompt twice: the second time, what a prefix cache holds of it is used."""
+    for key in (-1, -2):
+        sampler.add(key, prompt, TURN, make_seed("probe"))
+        (turn,) = sampler.step()
+        sampler.drop(key)
+    return turn
+
+
+def compare(policy, kind: str, scale: float, prompt: list[int], turn: Completion) -> tuple[float, float]:
+    """Distances of a sampled turn to the changed and the unchanged policy. Raises ProbeError."""
+    ids, own, n = prompt + turn.ids, torch.tensor(turn.logprobs), len(turn.ids)
+    with changed(policy.adapter, kind, scale):
+        near = float((logprobs(policy, ids, n) - own).abs().mean())
+    far = float((logprobs(policy, ids, n) - own).abs().mean())
+    limit, what = policy.config.probe_tolerance, f"new weights of {kind} do" if kind else "the weights at the start do"
+    if not near <= limit or kind and not far > limit:  # written so that a NaN fails
+        sign = ", and it says token 0 for ever" if not any(turn.ids) else ""
+        raise ProbeError(f"{what} not arrive in vLLM: its log-probs differ by {near:.3g} from the trainer's (at most "
+                         f"{limit:g}), and by {far:.3g} from those before the change{sign}; {policy.sampler.remedy}")
+    return near, far
+
+
+@torch.no_grad()
+def logprobs(policy, ids: list[int], n: int) -> torch.Tensor:
+    """The trainer's log-probs of the last n of `ids`: fp32 [n] on the CPU."""
+    model = policy.model
+    tokens = torch.tensor(ids, device=model.head_weight.device)
+    hidden = model(tokens, torch.tensor([0, len(ids)]))[-n - 1:-1]
+    return token_logprobs(hidden, model.head_weight, tokens[-n:], n_vocab=policy.chat.size)[0].cpu()
+
+
+def find_scale(policy, kind: str, prompt: list[int], before: torch.Tensor) -> float:
+    """The smallest power of two by which noise in B of this kind moves the trainer's log-probs by MOVE."""
+    for exponent in range(-10, 8):
+        with changed(policy.adapter, kind, 2.0**exponent):
+            if (logprobs(policy, prompt, len(before)) - before).abs().mean() > MOVE:
+                return 2.0**exponent
+    raise ProbeError(f"B of {kind} moves nothing, whatever it is: this model's output does not depend on it")
+
+
+@contextmanager
+def changed(adapter, kind: str, scale: float) -> Iterator[None]:
+    """Within, B of every layer of this kind has noise of this size on it; afterwards it is as before, to the bit."""
+    terms = [term for name, term in adapter.terms.items() if name.rpartition(".")[2] == kind]
+    kept = [term.b.detach().clone() for term in terms]
+    generator = torch.Generator().manual_seed(make_seed("probe", kind))
+    with torch.no_grad():
+        for term in terms:
+            term.b += (scale * torch.randn(term.b.shape, generator=generator)).to(term.b)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for term, b in zip(terms, kept, strict=True):
+                term.b.copy_(b)
