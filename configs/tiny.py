@@ -24,17 +24,17 @@ config = Config(
     max_turn_calls=2,
     # Imitation of a teacher who is careless: in 40% of the legs it forgets to wait, in 40% of the tasks to keep out.
     # Copying numbers is learnt last and suddenly; the stage ends once a third of the held-out tasks is solved.
-    sft_steps=1000,
+    sft_steps=1200,
     sft_batch=16,
     sft_optimizer="muon",
     sft_lr=4e-3,
     sft_muon_lr=0.03,
     sft_warmup=30,
-    sft_decay=0.8,
+    sft_decay=0.7,
     sft_noise=0.4,
     sft_tasks=12_000,
-    sft_eval_every=20,
-    sft_eval_from=500,
+    sft_eval_every=40,
+    sft_eval_from=600,
     sft_stop=0.36,
     # GRPO on a LoRA of the frozen weights
     lora_rank=16,
