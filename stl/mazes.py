@@ -100,7 +100,7 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
     while len(gates) < doors:
         beyond = pick(rng, [c for c in behind if part[c] not in opened and part[parent[c]] in opened])
         keys.append(free_cell([0] if not nested else opened[-1:] if rng.random() < 0.6 else opened))
-        gates.append(_edge(parent[beyond], beyond))
+        gates.append((min(parent[beyond], beyond), max(parent[beyond], beyond)))
         opened.append(part[beyond])
     goal = free_cell(opened[-1:])
     if sum(part[c] > 0 for c in keys) < nested:
@@ -111,7 +111,7 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
                           and depth[v] - depth[u] >= 5 and part[u] == part[v] and (a, b) not in gates])
         place = rng.randint(first[v] + 1, len(keys))
         keys.insert(place, free_cell([part[c] for c in keys[:place]], goal))
-        gates.insert(place, _edge(u, v))
+        gates.insert(place, (min(u, v), max(u, v)))
     return keys, gates, goal
 
 
@@ -210,10 +210,6 @@ def scatter(rng: Random, count: int, sides: Range, area: Box, taken: list[Box], 
 def _around(x: int, y: int, reach: int, size: int = 10**6) -> Box:
     """The square around a point, cut at a workspace of `size`."""
     return max(0, x - reach), max(0, y - reach), min(size, x + reach), min(size, y + reach)
-
-
-def _edge(u: int, v: int) -> Edge:
-    return min(u, v), max(u, v)
 
 
 def _way(parent: dict[int, int], cell: int) -> list[int]:

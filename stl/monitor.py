@@ -294,11 +294,11 @@ def _report(path: np.ndarray, clauses: list[bool], violations: list[Violation]) 
         end = f"The path ends at t={_short(path[-1, 0])} in ({_short(path[-1, 1])}, {_short(path[-1, 2])})."
         return f"Correct: no collision, inside the workspace, within the speed limit, every formula holds. {end}"
     counts = Counter(v.kind for v in violations)
-    lines = ["Not a solution. Violations: " + ", ".join(f"{kind} {n}" for kind, n in counts.items())]
+    lines = ["Not a solution: " + ", ".join(f"{n} x {kind}" for kind, n in counts.items())]
     for kind, n in counts.items():
         shown = MAX_REASONS if kind == "clause" else MAX_SHOWN
         lines += [v.text for v in violations if v.kind == kind][:shown]
-        lines += [f"... and {n - shown} more of kind {kind}"] if n > shown else []
+        lines += [f"... and {n - shown} x {kind} more"] if n > shown else []
     held = ", ".join(str(i + 1) for i, true in enumerate(clauses) if true)
     lines += [f"formulas that hold: {held}"] if held else []
     return cut("\n".join(lines), MAX_TEXT)

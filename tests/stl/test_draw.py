@@ -7,6 +7,7 @@ import pytest
 
 Image = pytest.importorskip("PIL.Image")
 
+from stl import draw as draw_module  # noqa: E402
 from stl.draw import draw  # noqa: E402
 from stl.world import Task  # noqa: E402
 
@@ -50,7 +51,8 @@ def test_gif_without_a_path_is_still(kind, tmp_path):
     assert image.format == "GIF" and getattr(image, "n_frames", 1) == 1
 
 
-def test_gif_moves_and_formulas_turn_true(tmp_path):
+def test_gif_moves_and_formulas_turn_true(tmp_path, monkeypatch):
+    monkeypatch.setattr(draw_module, "FRAMES", 25)
     draw(TASK, GOOD, tmp_path / "p.gif")
     image = Image.open(tmp_path / "p.gif")
     assert image.info["loop"] == 0 and image.n_frames > 20

@@ -119,9 +119,11 @@ ARGUMENTS = st.fixed_dictionaries({}, optional={
 CALLS = st.one_of(ARGUMENTS, ARGUMENTS.map(repr), VALUES, st.binary(max_size=9))
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.one_of(st.sampled_from(["plan_path", "check_path"]), VALUES), CALLS, st.sampled_from(MANNERS))
-def test_nothing_escapes(name, arguments, manner):
+ANY_CALL = given(st.one_of(st.sampled_from(["plan_path", "check_path"]), VALUES), CALLS, st.sampled_from(MANNERS))
+UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def answered(name, arguments, manner):
     began = time.process_time()
     result = run_tool(TASK, name, arguments, manner)
     assert isinstance(result.text, str) and result.text
@@ -129,6 +131,19 @@ def test_nothing_escapes(name, arguments, manner):
     assert time.process_time() - began < 1
     if result.waypoints:
         assert json.loads(json.dumps(result.waypoints)) == result.waypoints
+
+
+@settings(max_examples=300, **UNHURRIED)
+@ANY_CALL
+def test_nothing_escapes(name, arguments, manner):
+    answered(name, arguments, manner)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, **UNHURRIED)
+@ANY_CALL
+def test_nothing_escapes_long(name, arguments, manner):
+    answered(name, arguments, manner)
 
 
 def test_the_answer_on_a_huge_path_is_bounded():
