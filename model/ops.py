@@ -44,21 +44,6 @@ class Rows:
         return self._tokens(torch.arange(len(self.lengths)), 0, self.longest), place.to(self.device)
 
     @cached_property
-    def groups(self) -> tuple[list[Tensor], Tensor]:
-        """Rows of similar length together, so that little is padded: a list of token indices [rows, width]; and [T],
-        where each token lies once the groups are flattened and joined."""
-        order = self.lengths.argsort(descending=True)
-        lengths = self.lengths[order].tolist()
-        groups, base, first, begin = [], torch.zeros_like(order), 0, 0
-        for j in range(1, len(lengths) + 1):
-            if j == len(lengths) or lengths[j] < 0.7 * lengths[first]:
-                rows, width = order[first:j], lengths[first]
-                groups.append(self._tokens(rows, 0, width))
-                base[rows] = begin + torch.arange(len(rows)) * width
-                begin, first = begin + len(rows) * width, j
-        return groups, (base[self.row] + self.offset).to(self.device)
-
-    @cached_property
     def visible(self) -> Tensor:
         """[n, longest, reach]: which tokens of the whole row each new token sees in a cache."""
         last = self.past[:, None] + torch.arange(self.longest)
@@ -99,15 +84,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
 
         return varlen_attn(q, k, v, cu, cu, longest, longest, window_size=(-1, 0))
 
-    def padded(index: Tensor | None) -> Tensor:
-        grid = (x.unflatten(0, (-1, longest)) if index is None else x[index] for x in (q, k, v))  # [n, L, H, D] each
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in grid), is_causal=True)
-        return out.transpose(1, 2).flatten(0, 1)
-
     if rows.even:
-        return padded(None)
-    groups, place = rows.groups
-    return torch.cat([padded(index) for index in groups])[place]
+        q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q, k, v))  # [n, H, L, D]
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
+    each = (x.transpose(0, 1)[None].split(rows.lengths.tolist(), dim=2) for x in (q, k, v))  # [1, H, L, D] of each row
+    out = [F.scaled_dot_product_attention(*row, is_causal=True) for row in zip(*each, strict=True)]
+    return torch.cat(out, dim=2)[0].transpose(0, 1)
 
 
 def cached_attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
