@@ -34,7 +34,7 @@ config = Config(
     sft_noise=0.4,
     sft_tasks=12_000,
     sft_eval_every=40,
-    sft_eval_from=600,
+    sft_eval_from=480,
     sft_stop=0.36,
     # GRPO on a LoRA of the frozen weights
     lora_rank=16,

@@ -271,7 +271,7 @@ class CompactChat:
             return "error"
 
     def assistant(self, message: dict) -> list[int]:
-        """Of `message` the line "Plan: 12.0 B, 30.0 A, avoid C", the calls and the answer, and the stop token."""
+        """Of `message` the line "Plan: B 12.0, A 30.0, avoid C", the calls and the answer, and the stop token."""
         content, answer = (message.get("content") or "").split("<answer>"), []
         words = self._plan(content[0])
         for call in message.get("tool_calls", ()):

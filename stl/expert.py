@@ -111,8 +111,7 @@ def _intro(task: Task, explain: str, chance: random.Random) -> str:
         return ""
     if explain == "plan":
         avoid = list(dict.fromkeys(name for leg in task.plan for name in leg.get("avoid") or ()))
-        # The time comes first: to find a region by its time is easier than to find the region with the least time
-        visits = [f"{float(leg.get('hold_until') or 0.0)} {leg['goal_region']}" for leg in task.plan]
+        visits = [f"{leg['goal_region']} {float(leg.get('hold_until') or 0.0)}" for leg in task.plan]
         return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
     order = _say(chance, ORDER, ", then ".join(leg["goal_region"] for leg in task.plan) or "nowhere")
     if explain == "normal":
