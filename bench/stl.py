@@ -29,7 +29,7 @@ import numpy as np
 from stl.formula import And, F, G, In, Or, Out, Until, parse
 from stl.levels import RL_COUNTS, make_task
 from stl.monitor import check
-from stl.planner import _prepared, plan_path, prepared
+from stl.planner import GrownMap, plan_path, prepared
 from stl.world import Task
 
 
@@ -59,9 +59,10 @@ def bench_queries(tasks: list[Task]) -> None:
     load, queries, checks = [], [], []
     for task in tasks:
         data = json.dumps(task.to_json())
-        _prepared.cache_clear()
         loaded, ms = clock(lambda text: Task.from_json(json.loads(text)), data)
-        load.append(ms + clock(prepared, loaded)[1])
+        named = tuple(loaded.obstacles.items()), tuple(loaded.regions.items())
+        load.append(ms + clock(GrownMap, loaded.workspace, loaded.robot.half_width, *named)[1])
+        prepared(loaded)
         here = task.robot.start
         for leg in task.plan:
             path, ms = clock(plan_path, loaded, here, **leg)

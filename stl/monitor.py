@@ -9,12 +9,11 @@ are widened by 1e-6 s once, a segment may be 1e-6 m too long for its time. inter
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -88,13 +87,20 @@ def shape_problem(waypoints: object, limit: int = MAX_WAYPOINTS) -> str | None:
     if len(waypoints) > limit:
         return f"{len(waypoints)} waypoints; at most {limit} are allowed"
     for i, point in enumerate(waypoints):
-        if not isinstance(point, list | tuple) or len(point) != 3 or not all(map(_finite, point)):
-            return f"waypoint {i}: expected three finite numbers [t,x,y], found {brief(point)}"
-    return None
+        if not isinstance(point, list | tuple) or len(point) != 3:
+            return f"waypoint {i}: expected [t,x,y], found {brief(point)}"
+    if _finite(list(chain.from_iterable(waypoints))):
+        return None
+    i = next(i for i, point in enumerate(waypoints) if not _finite(point))
+    return f"waypoint {i}: t, x and y must be finite numbers, found {brief(waypoints[i])}"
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _finite(values: Sequence) -> bool:
+    """Whether all are finite numbers that fit a double; booleans are no numbers here."""
+    try:
+        return {int, float, np.float64}.issuperset(map(type, values)) and all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond the doubles
+        return False
 
 
 def _start_or_time_problem(task: Task, waypoints: Sequence) -> str | None:
