@@ -8,8 +8,6 @@ states and head weight were in place; the gradient of the hidden states counts. 
 """
 
 import argparse
-import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -21,9 +19,11 @@ import torch
 from model.logprobs import CHUNK_BYTES, token_logprobs
 
 
-def resident() -> int:
-    """Bytes of main memory that this process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def memory(field: str) -> int:
+    """Bytes of main memory that this process holds (VmRSS) or has held at most (VmHWM). Unlike getrusage's figure it
+    does not count what the parent process held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def main() -> int:
@@ -38,12 +38,11 @@ def main() -> int:
     weight = torch.randn(args.vocabulary, args.hidden).mul_(args.hidden**-0.5)
     targets = torch.randint(0, args.vocabulary, (args.tokens,))
     chunk = args.chunk or max(1, CHUNK_BYTES // (4 * args.vocabulary))
-    before, began = resident(), time.perf_counter()
+    before, began = memory("VmRSS"), time.perf_counter()
     logp, entropy = token_logprobs(hidden, weight, targets, chunk)
     between = time.perf_counter()
     logp.mean().backward()
-    after, peak = time.perf_counter(), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    extra = (peak - before) / 1e9
+    after, extra = time.perf_counter(), (memory("VmHWM") - before) / 1e9
     print(f"{args.tokens:,} tokens, hidden {args.hidden}, {args.vocabulary:,} ids, chunks of {chunk}, "
           f"torch {torch.__version__}, {torch.get_num_threads()} threads")  # fmt: skip
     print(f"mean log-probability {float(logp.detach().mean()):.3f}, mean entropy {float(entropy.mean()):.3f}")

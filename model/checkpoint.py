@@ -5,7 +5,6 @@ Every file is written under a temporary name, flushed to the disk and renamed: a
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,17 +59,24 @@ def _read_json(path: Path) -> dict:
     return data
 
 
-def _files(folder: Path) -> list[Path]:
-    """The weight files of a folder."""
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
-    if not (folder / "model.safetensors.index.json").exists():
-        raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json is there")
-    names = _read_json(folder / "model.safetensors.index.json").get("weight_map", {})
-    missing = sorted({name for name in names.values() if not (folder / name).exists()})
-    if missing:
-        raise CheckpointError(f"{folder}: {missing[0]} is named in the index but is not there")
-    return [folder / name for name in sorted(set(names.values()))]
+def _contents(folder: Path) -> dict[str, tuple[Path, list[int]]]:
+    """File and shape of each tensor of a model folder."""
+    files = [folder / "model.safetensors"]
+    if not files[0].exists():
+        if not (folder / "model.safetensors.index.json").exists():
+            raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json is there")
+        index = _read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+        files = [folder / name for name in sorted(set(index.values()))]
+        if missing := [file.name for file in files if not file.exists()]:
+            raise CheckpointError(f"{folder}: {missing[0]} is named in the index but is not there")
+    contents = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as tensors:
+                contents |= {n: (file, tensors.get_slice(n).get_shape()) for n in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: {error}") from None
+    return contents
 
 
 def _some(names: set[str]) -> str:
@@ -93,31 +99,21 @@ def load_folder(path: str | Path, dtype: torch.dtype = torch.bfloat16, device: s
     A_log stays in float32, as it enters an exponential. CheckpointError names missing and unexpected tensors, wrong
     shapes and unsupported fields of config.json."""
     folder = Path(path)
-    config, files = read_config(folder), _files(folder)
-    try:
-        shapes = dict(item for file in files for item in _shapes(file))
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
-    if len(found := [p for p in PREFIXES if p + "embed_tokens.weight" in shapes]) == 1:
+    config, contents = read_config(folder), _contents(folder)
+    if len(found := [p for p in PREFIXES if p + "embed_tokens.weight" in contents]) == 1:
         config = replace(config, prefix=found[0])
     with torch.device("meta"):
         model = Qwen(config)
     wanted = {config.full_name(name): name for name, _ in model.named_parameters()}
-    _compare(folder, shapes, {full: list(model.get_parameter(name).shape) for full, name in wanted.items()}, config)
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            for full in wanted.keys() & set(tensors.keys()):
-                module, _, leaf = wanted[full].rpartition(".")
-                kind = torch.float32 if leaf == "A_log" else dtype
-                fresh = tensors.get_tensor(full).to(device, kind, copy=True)  # the file's own memory is only mapped
-                setattr(model.get_submodule(module), leaf, nn.Parameter(fresh))
+    shapes = {full: list(model.get_parameter(name).shape) for full, name in wanted.items()}
+    _compare(folder, {full: shape for full, (_, shape) in contents.items()}, shapes, config)
+    for full, name in wanted.items():
+        module, _, leaf = name.rpartition(".")
+        kind = torch.float32 if leaf == "A_log" else dtype
+        with safe_open(contents[full][0], "pt") as tensors:  # opened for each: till closed, what was read stays mapped
+            fresh = tensors.get_tensor(full).to(device, kind, copy=True)
+        setattr(model.get_submodule(module), leaf, nn.Parameter(fresh))
     return model
-
-
-def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
-    with safe_open(file, "pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (not a dict)
-            yield name, tensors.get_slice(name).get_shape()
 
 
 def _compare(folder: Path, found: dict, wanted: dict, config: ModelConfig) -> None:

@@ -1,7 +1,10 @@
 """Folders: loaded as saved by transformers, exports loaded back by transformers and peft, and clear refusals."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import peft
 import pytest
@@ -169,3 +172,27 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write_safetensors({"a": None}, path)
     assert torch.equal(load_file(path)["a"], torch.arange(6).view(2, 3).T)
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+MEASURE = """
+import sys
+from bench.logprobs import memory  # imports torch
+from model.qwen import Qwen
+before = memory("VmRSS")
+Qwen.from_folder(sys.argv[1])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's figures")
+def test_loading_holds_no_second_copy(tmp_path):
+    """In a fresh process, 1 GB: at most one tensor more than the model, mapped pages of the file counted."""
+    config = ModelConfig(65536, 1024, 3072, 28, 8, 4, 128)
+    model = Qwen.random(config, dtype=torch.bfloat16)
+    save_folder(model, tmp_path)
+    sizes = [p.numel() * p.element_size() for p in model.parameters()]
+    command, root = [sys.executable, "-c", MEASURE, str(tmp_path)], Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    print(f"{sum(sizes):,} bytes of weights, {int(done.stdout):,} bytes of extra peak memory")
+    assert int(done.stdout) < sum(sizes) + max(sizes) + 50e6
