@@ -15,6 +15,7 @@ config = Config(
     chat="compact",
     dtype="float32",
     device="cpu",
+    threads=1,  # two are little faster on matrices this small, and collapse where another process wants a core
     # Rooms with two or three timed visits
     mix={"L0": 5000},
     eval_mix={"L0": 128},
