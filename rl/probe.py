@@ -15,7 +15,7 @@ from rl.sampler_vllm import SamplerError
 from stl.levels import make_task
 
 TURN = 16  # tokens sampled from each changed policy
-MOVE = 0.5  # nats by which a change moves the trainer's own log-probs, at least, on average
+MOVE = 3  # times the tolerance: by how much a change moves the trainer's own log-probs, on average
 
 
 class ProbeError(SamplerError):
@@ -29,25 +29,28 @@ def prove(policy, say=print) -> None:
     weights; only if these fail too is the error raised.
     """
     try:
-        probe(policy)
-    except ProbeError as error:
+        probe(policy, say)
+    except SamplerError as error:
         if policy.config.probe_failure != "merged" or policy.sampler.sync != "adapter":
             raise
         say(f"{error}; building the engine anew for sync = 'merged', as probe_failure says")
         policy.sampler.rebuild("merged")
-        probe(policy)
+        probe(policy, say)
 
 
-def probe(policy) -> dict[str, tuple[float, float]]:
+def probe(policy, say=print) -> dict[str, tuple[float, float]]:
     """{kind: mean |log-prob difference| of the sampler to the changed policy, and to the unchanged one}; the entry ""
-    is of no change at all. Raises ProbeError. Adapter and sampler are left as they were."""
+    is of no change at all. Raises ProbeError. Adapter and sampler are left as they were.
+
+    A kind to which the model's output is almost indifferent proves nothing: that is said, and it is left out."""
     sampler, adapter, config = policy.sampler, policy.adapter, policy.config
     prompt = policy.chat.prompt(make_task(next(iter(config.mix)), "probe", 0))[:config.max_tokens - TURN]
-    kinds = {name.rpartition(".")[2]: 0.0 for name in adapter.terms}
-    before = logprobs(policy, prompt, len(prompt) - 1)
-    for kind in kinds:
-        kinds[kind] = find_scale(policy, kind, prompt, before)
-    kinds[""] = 0.0
+    kinds = {}
+    for kind in dict.fromkeys(name.rpartition(".")[2] for name in adapter.terms):
+        kinds[kind] = find_scale(policy, kind, prompt)
+        if kinds[kind] is None:
+            say(f"the probe cannot tell whether {kind} arrives: its B moves the policy by no more than rounding does")
+    kinds = {kind: scale for kind, scale in kinds.items() if scale} | {"": 0.0}
     version, sampler.temperature, turns = sampler.version, 1.0, {}
     try:
         for kind, scale in kinds.items():  # the unchanged one last, so that the sampler has it again
@@ -95,13 +98,16 @@ def logprobs(policy, ids: list[int], n: int) -> torch.Tensor:
     return token_logprobs(hidden, model.head_weight, tokens[-n:], n_vocab=policy.chat.size)[0].cpu()
 
 
-def find_scale(policy, kind: str, prompt: list[int], before: torch.Tensor) -> float:
-    """The smallest power of two by which noise in B of this kind moves the trainer's log-probs by MOVE."""
-    for exponent in range(-10, 8):
+def find_scale(policy, kind: str, prompt: list[int]) -> float | None:
+    """The smallest power of two by which noise in B of this kind moves the trainer's log-probs enough; None: none."""
+    n = len(prompt) // 2
+    before = logprobs(policy, prompt, n)
+    for exponent in range(-10, 6):
         with changed(policy.adapter, kind, 2.0**exponent):
-            if (logprobs(policy, prompt, len(before)) - before).abs().mean() > MOVE:
-                return 2.0**exponent
-    raise ProbeError(f"B of {kind} moves nothing, whatever it is: this model's output does not depend on it")
+            moved = (logprobs(policy, prompt, n) - before).abs().mean()
+        if moved > MOVE * policy.config.probe_tolerance:
+            return 2.0**exponent
+    return None
 
 
 @contextmanager

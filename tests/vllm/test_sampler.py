@@ -1,0 +1,273 @@
+"""The vLLM sampler through the real rollout and learner: its policy is the trainer's, before and after each sync."""
+import pytest
+import torch
+
+from model.optim import AdamW
+from rl.config import replace
+from rl.learner import Learner
+from rl.probe import ProbeError, logprobs, probe, prove
+from rl.sampler import make_seed
+from stl.levels import make_task
+
+NOISE = 0.03  # nats of mean difference between two bfloat16 computations of these models; measured: 0.007 to 0.014
+TASKS = [make_task("L0", "eval", index) for index in range(2)]
+
+
+def only(*kinds):
+    """A test for some of the engines."""
+    return pytest.mark.parametrize("engine", kinds, indirect=True)
+
+
+def distance(policy, episodes) -> float:
+    """Mean |log-prob difference| between sampler and trainer over the sampled tokens."""
+    gaps = []
+    for e in episodes:
+        trainer = logprobs(policy, e.ids, len(e.ids) - 1)
+        gaps += [abs(float(trainer[i - 1]) - e.logprobs[i]) for i in range(len(e.ids)) if e.mask[i]]
+    return sum(gaps) / len(gaps)
+
+
+def test_conversations_with_tools(policy):
+    chat, episodes = policy.chat, policy.play(TASKS, 2, ("t",))
+    assert max(e.turns for e in episodes) == 3 and any(m["role"] == "tool" for e in episodes for m in e.messages)
+    assert len({tuple(e.ids) for e in episodes}) == 4
+    for e in episodes:
+        prompt = chat.prompt(e.task)
+        assert e.ids[:len(prompt)] == prompt and not any(e.mask[:len(prompt)])
+        said = [token for token, own in zip(e.ids, e.mask, strict=True) if own]
+        texts = [m["content"] for m in e.messages if m["role"] == "assistant"]
+        assert sum(e.mask) == len(said) and chat.text(said).startswith(texts[0]) and max(said) < chat.size
+        stops = sum(token == chat.stop_id for token in said)
+        assert stops >= e.turns - 1  # each turn's stop token but a cut last one's is trained
+        assert all(own or logprob == 0.0 for logprob, own in zip(e.logprobs, e.mask, strict=True))
+    assert distance(policy, episodes) < NOISE
+    counts = policy.sampler.metrics()
+    assert counts["turns"] == sum(e.turns for e in episodes) and counts["preemptions"] == 0
+    assert counts["generated"] == sum(map(sum, (e.mask for e in episodes)))
+    assert counts["prefix_hits"] > 0.5 * counts["prompts"] > 0  # the group's prompt, and earlier turns
+    assert not policy.sampler.requests and not policy.sampler.lengths
+
+
+@only("qwen3-adapter")
+def test_a_seed_decides_its_turn(policy):
+    prompt = policy.chat.prompt(TASKS[0])
+
+    def sample(seeds):
+        for key, seed in enumerate(seeds):
+            policy.sampler.add(key, prompt, 12, seed)
+        turns = {}
+        while done := policy.sampler.step():
+            turns |= {turn.key: turn.ids for turn in done}
+            assert all(turn.stopped == (turn.ids[-1] == policy.chat.stop_id) for turn in done)
+        for key in turns:
+            policy.sampler.drop(key)
+        return list(turns.values())
+
+    first = sample([5, 6])
+    assert first[0] != first[1] and sample([5, 6]) == first
+    with pytest.raises(ValueError, match="together at most 4096"):
+        policy.sampler.add(0, [9] * 4090, 7, 0)
+
+
+def test_three_syncs_with_the_learner(policy):
+    """After each update the sampler is the new policy, and the old one no more; stamps say which."""
+    config, params = policy.config, policy.adapter.parameters()
+    learner = Learner(policy.model, params, AdamW(params, config.lr), config, "cpu", policy.chat.size)
+    for version in (1, 2, 3):
+        episodes = policy.play(TASKS, 2, ("t", version))
+        assert {e.version for e in episodes} == {version - 1}
+        stats = learner.grpo_step(episodes, [1.0, -1.0, 1.0, -1.0], learner.old_logprobs(episodes))
+        assert stats["steps"] == 1 and stats["mismatch_mean"] < NOISE
+        old = distance(policy, episodes)
+        before = [p.detach().clone() for p in params]
+        policy.sampler.load(version)
+        assert all(map(torch.equal, before, params))
+        assert distance(policy, policy.play(TASKS, 2, ("t", version))) < NOISE < old
+
+
+@only("qwen3.5-adapter")
+def test_admission_by_whole_conversations(policy, monkeypatch):
+    """Conversations wait while the cache is promised to others; none is preempted, none is forgotten."""
+    sampler, most = policy.sampler, []
+    sampler.grown.clear()
+    sampler.grown.append(3000)
+    monkeypatch.setattr(sampler, "budget", 2 * sampler._blocks(3000) + 1)
+    complete = sampler._complete
+    monkeypatch.setattr(sampler, "_complete", lambda output: (most.append(len(sampler.lengths)), complete(output))[1])
+    episodes = policy.play(TASKS, 3, ("a",))
+    assert max(most) == 2 and all(e.ending for e in episodes)
+    assert policy.sampler.metrics()["preemptions"] == 0
+
+
+@only("qwen3.5-adapter")
+def test_continuations_go_first(policy, monkeypatch):
+    order, add = [], policy.sampler.engine.add_request
+    monkeypatch.setattr(policy.sampler.engine, "add_request",
+                        lambda *args, **more: (order.append(more["priority"]), add(*args, **more))[1])
+    policy.play(TASKS, 2, ("t",))
+    assert order[:4] == [1] * 4 and set(order[4:]) == {0}
+
+
+@only("qwen3-adapter")
+def test_like_the_torch_sampler(policy):
+    """Turn lengths and log-probs of 96 turns from either sampler: Welch's t stays below 4 (p < 1e-4 by chance)."""
+    from rl.sampler_torch import TorchSampler
+
+    prompt = policy.chat.prompt(TASKS[0])[-100:]
+    other = TorchSampler(policy.model, 96, 140, policy.chat.size, [policy.chat.stop_id])
+    figures = []
+    for sampler in (policy.sampler, other):
+        sampler.temperature = 1.0
+        for key in range(96):
+            sampler.add(key, prompt, 40, make_seed("s", key))
+        turns = []
+        while done := sampler.step():
+            turns += done
+            for turn in done:
+                sampler.drop(turn.key)
+        figures.append([torch.tensor([float(len(t.ids)) for t in turns]),
+                        torch.tensor([sum(t.logprobs) / len(t.ids) for t in turns])])
+    for ours, theirs in zip(*figures, strict=True):
+        assert len(ours) == len(theirs) == 96
+        error = ((ours.var() + theirs.var()) / 96).sqrt()
+        assert abs(float((ours.mean() - theirs.mean()) / error)) < 4, (ours.mean(), theirs.mean())
+
+
+# ------------------------------------------------------------------------------------------------------- the probe
+
+
+def test_probe_passes(policy):
+    before = [p.detach().clone() for p in policy.adapter.parameters()]
+    found = probe(policy)
+    assert set(found) == {name.rpartition(".")[2] for name in policy.adapter.terms} | {""}
+    assert all(near < NOISE * 2 for near, far in found.values()), found
+    assert all(map(torch.equal, before, policy.adapter.parameters()))
+
+
+@only("qwen3.5-adapter", "qwen3-merged")
+def test_a_dropped_kind_is_named(policy, monkeypatch):
+    import rl.sampler_vllm as module
+
+    save, merged = module.save_adapter, module.merged
+    for kind in {name.rpartition(".")[2] for name in policy.adapter.terms} & {"up_proj", "in_proj_z"}:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "save_adapter", lambda a, *rest, k=kind: save(Without(a, k), *rest))
+            patch.setattr(module, "merged", lambda m, a, *rest, k=kind: merged(m, Without(a, k), *rest))
+            with pytest.raises(ProbeError, match=f"new weights of {kind} do not arrive .* set sync = "):
+                probe(policy)
+
+
+class Without:
+    """An adapter whose B of one kind stays zero on the way."""
+
+    def __init__(self, adapter, kind):
+        self.rank, self.alpha, self.prefix = adapter.rank, adapter.alpha, adapter.prefix
+        self.named, self.kind = adapter.tensors(), kind
+        self.terms = {name: term for name, term in adapter.terms.items() if not name.endswith(kind)}
+
+    def tensors(self):
+        return {name: t * 0 if f".{self.kind}.lora_B" in name else t for name, t in self.named.items()}
+
+
+@only("qwen3-merged")
+def test_a_stale_prefix_cache_is_found(policy, monkeypatch):
+    monkeypatch.setattr(policy.sampler.engine, "reset_prefix_cache", lambda: True)
+    with pytest.raises(ProbeError, match="do not arrive"):
+        probe(policy)
+
+
+@only("qwen3-adapter")
+def test_an_adapter_that_keeps_its_id_is_found(policy, monkeypatch):
+    from vllm.lora import request
+
+    real = request.LoRARequest
+    monkeypatch.setattr(request, "LoRARequest", lambda name, number, path: real(name, 10**6, path))
+    monkeypatch.setattr(policy.sampler.engine, "remove_lora", lambda number: True)
+    with pytest.raises(ProbeError, match="do not arrive"):
+        probe(policy)
+
+
+@only("qwen3-adapter", "qwen3-merged")
+def test_names_that_vllm_does_not_know_are_found(policy, monkeypatch):
+    """Unknown modules are an error, or are passed over without a word, which the probe sees."""
+    if policy.sampler.sync == "adapter":
+        monkeypatch.setattr(policy.adapter, "prefix", "model.language_model.")
+    else:
+        monkeypatch.setattr(type(policy.model.config), "full_name", lambda self, name: "model.language_model." + name)
+    with pytest.raises(ValueError, match="(did not take|do not arrive).* set sync = "):
+        probe(policy)
+    monkeypatch.undo()
+    policy.sampler.rebuild(policy.sampler.sync)  # an engine that failed in a sync is not to be trusted
+
+
+@only("qwen3-adapter")
+def test_merged_weights_as_the_other_way(policy, monkeypatch):
+    """probe_failure = "merged": where vLLM's adapters fail, the engine is built anew without them, and proven."""
+    monkeypatch.setattr(policy.adapter, "prefix", "model.language_model.")
+    monkeypatch.setattr(policy, "config", replace(policy.config, probe_failure="merged"))
+    said = []
+    prove(policy, said.append)
+    assert policy.sampler.sync == "merged" and "do not arrive" in said[0] or "did not take" in said[0]
+    policy.sampler.rebuild("adapter")
+
+
+@only("qwen3-merged")
+def test_no_reset_is_an_error(policy, monkeypatch):
+    monkeypatch.setattr(policy.sampler.engine, "reset_prefix_cache", lambda: False)
+    with pytest.raises(ValueError, match="did not empty its prefix cache"):
+        policy.sampler.load(1)
+
+
+@only("qwen3-merged")
+def test_weights_that_are_no_numbers(policy):
+    with torch.no_grad():
+        policy.adapter.parameters()[1].fill_(float("nan"))
+    policy.sampler.load(1)
+    with pytest.raises(ValueError, match="log-probs are not finite .* set sync = "):
+        policy.play(TASKS, 1, ("n",))
+
+
+# -------------------------------------------------------------------------------------------------------- failures
+
+
+def failing(engine, monkeypatch, at: int, how):
+    """The engine's step number `at` fails."""
+    step, count = engine.step, [0]
+
+    def wrapped():
+        count[0] += 1
+        return how() if count[0] == at else step()
+
+    monkeypatch.setattr(engine, "step", wrapped)
+
+
+def die():
+    raise RuntimeError("as if the engine had died")
+
+
+@only("qwen3-adapter")
+def test_an_engine_that_dies_is_rebuilt_once(policy, monkeypatch, capsys):
+    with torch.no_grad():
+        for term in policy.adapter.terms.values():
+            term.b.normal_(0, 0.05, generator=torch.Generator().manual_seed(3))
+    policy.sampler.load(4)
+    failing(policy.sampler.engine, monkeypatch, 12, die)
+    episodes = policy.play(TASKS, 2, ("f",))
+    assert all(e.ending for e in episodes) and {e.version for e in episodes} == {4}
+    assert distance(policy, episodes) < NOISE  # by the trainer's weights, in the second engine too
+    assert "as if the engine had died" in capsys.readouterr().err
+    failing(policy.sampler.engine, monkeypatch, 3, die)
+    with pytest.raises(RuntimeError, match="failed again"):
+        policy.play(TASKS, 2, ("f",))
+
+
+@only("qwen3-merged")
+def test_an_engine_that_hangs_is_rebuilt(policy, monkeypatch, capsys):
+    def hang():
+        while True:
+            pass
+
+    failing(policy.sampler.engine, monkeypatch, 5, hang)
+    monkeypatch.setattr(policy.sampler, "config", replace(policy.config, engine_seconds=5.0))
+    assert all(e.ending for e in policy.play(TASKS, 1, ("h",)))
+    assert "no turn was done in 5 s" in capsys.readouterr().err
