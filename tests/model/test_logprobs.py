@@ -1,5 +1,6 @@
 """Chunked log-probs and entropies against the naive ones, forward, backward and in memory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,8 @@ print((memory("VmHWM") - before) >> 20)
 
 def extra_mebibytes(tokens):
     command, root = [sys.executable, "-c", MEASURE, str(tokens)], Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    tidy = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # glibc gives what is freed back at once
+    done = subprocess.run(command, cwd=root, env=tidy, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
@@ -111,5 +113,5 @@ def extra_mebibytes(tokens):
 def test_memory_does_not_grow_with_the_number_of_tokens():
     """Fresh processes; 2,048 tokens x 50,000 ids are 400 MB of logits, a chunk of 32 is 6."""
     short, long = extra_mebibytes(128), extra_mebibytes(2048)
-    assert long < short + 20
-    assert long < 80
+    assert long < short + 10
+    assert long < 60
