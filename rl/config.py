@@ -95,7 +95,7 @@ class Config:
 
     # Sampling with vLLM (docs/vllm.md): defaults for the 9B on one H100
     sync: str = "adapter"  # vLLM computes the low-rank terms; "merged": it gets all weights with the adapter added in
-    merge_rounding: str = "stochastic"  # of merged weights to bfloat16; "nearest" loses most of a small change
+    merge_rounding: str = "nearest"  # of merged weights to bfloat16; "stochastic" is unbiased, but further off
     gpu_memory: float = 0.85  # share of the GPU while it samples: weights, caches and work space
     engine_tokens: int = 16384  # read in one step of the engine
     prefix_caching: bool = True  # a turn's text is not read again for the next one, but for the rest of a block

@@ -26,7 +26,8 @@ KINDS = {
 }
 SETTINGS = {"mix": {"L0": 4}, "eval_mix": {"L0": 1}, "sampler": "vllm", "device": "cpu", "max_tokens": 4096,
             "max_turn_tokens": 40, "max_turns": 3, "sampler_slots": 16, "engine_tokens": 4096, "enforce_eager": True,
-            "gpu_memory": 0.1, "probe_tolerance": 0.05, "lora_rank": 8, "lora_alpha": 16.0, "micro_tokens": 8192, "lr": 3e-3, "samples": 2}
+            "gpu_memory": 0.1, "probe_tolerance": 0.05, "lora_rank": 8, "lora_alpha": 16.0,
+            "micro_tokens": 8192, "lr": 3e-3, "samples": 2}
 
 
 def missing() -> str | None:
@@ -38,11 +39,11 @@ def missing() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items):
-    reason = missing()
-    for item in items:
-        if reason and "policy" in getattr(item, "fixturenames", ()) or item.get_closest_marker("engine") and reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+@pytest.fixture(scope="session")
+def vllm():
+    """For every test with an engine."""
+    if reason := missing():
+        pytest.skip(reason)
 
 
 class CallingChat(QwenChat):
@@ -74,7 +75,7 @@ def make_folder(kind, tokenizer, folder):
 
 
 @pytest.fixture(scope="session")
-def folders(qwen_folder, tmp_path_factory):
+def folders(vllm, qwen_folder, tmp_path_factory):
     return {kind: make_folder(kind, qwen_folder, tmp_path_factory.mktemp(kind)) for kind in KINDS}
 
 

@@ -1,0 +1,36 @@
+"""train.py with vLLM as the sampler: three steps on a CPU, killed in the second one and resumed."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ARGUMENTS = ["--sampler=vllm", "--steps=3", "--gpu_memory=0.1", "--enforce_eager=true", "--sampler_slots=16",
+             "--engine_tokens=2048", "--probe_every=2", "--sft_steps=30", "--eval_every=3", "--max_tokens=256"]
+
+
+def run(folder, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests/vllm/shim")}
+    return subprocess.run([sys.executable, str(ROOT / "tests/small_run.py"), *arguments, *ARGUMENTS], cwd=folder,
+                          env=environment, capture_output=True, text=True, timeout=280)
+
+
+def test_three_steps_and_a_kill(vllm, tmp_path):
+    died = run(tmp_path, "--kill", "grpo:2:rollouts")
+    assert died.returncode == -9, died.stderr
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs/small"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["stage"] == "grpo"]
+    assert [row["step"] for row in steps] == [1, 2, 3] and not any(row["stale"] for row in steps)
+    assert any(stats["steps"] for row in steps for stats in row["learner"])
+    for row in steps:
+        assert all(stats["mismatch_mean"] < 0.01 for stats in row["learner"] if stats["steps"])
+        lines = (folder / f"episodes/step-{row['step']:06d}.jsonl").read_text().splitlines()
+        episodes = [json.loads(line) for line in lines]
+        assert len(episodes) == 16 and {e["version"] for e in episodes} == {row["step"] - 1}
+    assert "sampler" in steps[0] and "sampler" in steps[2]  # the second step's episodes were read from the disk
+    assert (folder / "finished").exists()
+    assert not [path for path in Path("/dev/shm").glob("adapter-*") if str(os.getpid()) not in path.name]
