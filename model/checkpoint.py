@@ -135,6 +135,7 @@ def save_folder(
 
     `dtype` None keeps the model's. Large models are written shard by shard, so that one shard is held at a time."""
     folder, dtype = Path(path), dtype or model.embed_tokens.weight.dtype
+    text = replace(model.config, prefix="model.")
     folder.mkdir(parents=True, exist_ok=True)
     shards, size = [[]], 0
     for name, p in model.named_parameters():
@@ -145,14 +146,13 @@ def save_folder(
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     tensors, index = merged(model, adapter, dtype), {}
     for shard, file in zip(shards, names if len(names) > 1 else ["model.safetensors"], strict=True):
-        part = {"model." + n.removeprefix(model.config.prefix): t for n, t in (next(tensors) for _ in shard)}
-        part = {("lm_head.weight" if n == "model.lm_head.weight" else n): t for n, t in part.items()}
+        part = {text.full_name(name): tensor for name, (_, tensor) in zip(shard, tensors, strict=False)}
         write_safetensors(part, folder / file)
         index |= dict.fromkeys(part, file)
     if len(names) > 1:
         total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
         _write_json({"metadata": {"total_size": total}, "weight_map": index}, folder / "model.safetensors.index.json")
-    _write_json(model.config.to_json() | {"dtype": str(dtype).removeprefix("torch.")}, folder / "config.json")
+    _write_json(text.to_json() | {"dtype": str(dtype).removeprefix("torch.")}, folder / "config.json")
 
 
 def _write_json(data: dict, path: Path) -> None:

@@ -11,13 +11,9 @@ CHUNK_BYTES = 2**28  # of one fp32 logits chunk where the caller does not say; a
 
 
 def token_logprobs(
-    hidden: Tensor,
-    head_weight: Tensor,
-    targets: Tensor,
-    chunk: int | None = None,
-    n_vocab: int | None = None,
+    hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int | None = None, n_vocab: int | None = None,
     temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probability of `targets` [T] and entropy of the distribution, from `hidden` [T, D] and `head_weight` [V, D].
 
     Both results are fp32 [T], in nats, of softmax(logits / temperature) over the first `n_vocab` ids (rows beyond the

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +27,10 @@ class LowRank:
     """The low-rank term of one linear layer. `a` [rank, in] and `b` [out, rank] are the float32 masters."""
 
     def __init__(self, a: nn.Parameter, b: nn.Parameter, scale: float):
-        self.a, self.b, self.scale, self.enabled = a, b, scale, True
+        self.a, self.b, self.scale = a, b, scale
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """y + scale (x A^T) B^T, computed in x's dtype and on its device."""
-        if not self.enabled:
-            return y
         return torch.add(y, F.linear(F.linear(x, self.a.to(x)), self.b.to(x)), alpha=self.scale)
 
 
@@ -62,17 +59,6 @@ class Adapter:
                 raise ValueError(f"adapter tensor {name} has shape {list(tensors[name].shape)}, not {list(mine.shape)}")
         for name, mine in own.items():
             mine.copy_(tensors[name])
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Within, the model computes what its base computes."""
-        for term in self.terms.values():
-            term.enabled = False
-        try:
-            yield
-        finally:
-            for term in self.terms.values():
-                term.enabled = True
 
 
 def attach(model: Qwen, rank: int, alpha: float, targets: Sequence[str] = TARGETS, seed: int = 0) -> Adapter:

@@ -89,42 +89,34 @@ class Muon(_Optimizer):
         if odd := [list(p.shape) for p in self.params if p.ndim != 2]:
             raise ValueError(f"Muon takes matrices, not a parameter of shape {odd[0]}")
         self.momentum = momentum
-        self.groups: dict[torch.Size, list[int]] = {}  # matrices of one shape are orthogonalised in one batch
-        for i, p in enumerate(self.params):
-            self.groups.setdefault(p.shape, []).append(i)
 
     @torch.no_grad()
     def step(self) -> None:
         """One update of every parameter that has a gradient, with Nesterov momentum."""
         self.steps += 1
-        for shape, group in self.groups.items():
-            members = [i for i in group if self.params[i].grad is not None]
-            if not members:
+        for p, momentum_cpu in zip(self.params, self.state["momentum"], strict=True):
+            if p.grad is None:
                 continue
-            updates = orthogonalise(torch.stack([self._nesterov(i) for i in members]))
-            for i, update in zip(members, updates, strict=True):
-                self.params[i].mul_(1 - self.lr * self.weight_decay)
-                self.params[i].add_(update, alpha=-self.lr * max(1.0, shape[0] / shape[1]) ** 0.5)
-
-    def _nesterov(self, i: int) -> Tensor:
-        grad, momentum_cpu = self.params[i].grad, self.state["momentum"][i]
-        momentum = momentum_cpu.to(grad.device).lerp_(grad, 1 - self.momentum)
-        momentum_cpu.copy_(momentum)
-        return grad.lerp(momentum, self.momentum)
+            momentum = momentum_cpu.to(p.device).lerp_(p.grad, 1 - self.momentum)
+            momentum_cpu.copy_(momentum)
+            update = orthogonalise(p.grad.lerp(momentum, self.momentum))
+            p.mul_(1 - self.lr * self.weight_decay)
+            p.add_(update, alpha=-self.lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 
-def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """Push the singular values of `matrices` [n, rows, columns] to about 1 (0.7 to 1.2): U S V' becomes nearly U V'.
+def orthogonalise(matrix: Tensor, iterations: int = 5) -> Tensor:
+    """Push the singular values of `matrix` [m, n] to about 1 (0.7 to 1.2): U S V' becomes nearly U V'.
 
     Newton-Schulz iteration with the quintic of Jordan et al. 2024, on the side that has fewer rows.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # the spectral norm is then at most 1
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / x.norm().clamp(min=1e-7)  # the spectral norm is then at most 1
     for _ in range(iterations):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if matrices.shape[1] > matrices.shape[2] else x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 class Chain:

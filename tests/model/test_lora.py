@@ -71,7 +71,7 @@ def test_the_start_changes_nothing_and_is_peft_like(reference):
     assert all(torch.equal(p, q) for p, q in zip(adapter.parameters(), again.parameters(), strict=True))
 
 
-def test_the_base_is_frozen_and_disabled_shows_it(reference):
+def test_the_base_is_frozen(reference):
     _, model, adapter = with_adapters(reference, "qwen3.5")
     base = Qwen.from_folder(reference("qwen3.5")[1], dtype=torch.float32)
     ids, cu_seqlens = torch.arange(20), torch.tensor([0, 20])
@@ -79,8 +79,6 @@ def test_the_base_is_frozen_and_disabled_shows_it(reference):
     torch.optim.SGD(adapter.parameters(), 0.1).step()
     assert all(p.grad is None and torch.equal(p, q) for p, q in zip(model.parameters(), base.parameters(), strict=True))
     assert all(p.dtype == torch.float32 and p.grad is not None for p in adapter.parameters())
-    with adapter.disabled():
-        assert torch.equal(model(ids, cu_seqlens), base(ids, cu_seqlens))
     assert not torch.allclose(model(ids, cu_seqlens), base(ids, cu_seqlens))
 
 
