@@ -82,14 +82,19 @@ def test_expert_turns_parse_back(qwen_folder, make):
                 assert read_answer(turn.content) == read_answer(message["content"])
 
 
-def test_real_vocabulary(real_qwen_folder):
+@pytest.mark.parametrize("level", ["L1", "L8"])
+def test_real_vocabulary(real_qwen_folder, level):
     chat = QwenChat(real_qwen_folder)
     special = {"<|endoftext|>": 248044, "<|im_start|>": 248045, "<|im_end|>": 248046, "<tool_call>": 248058,
                "</tool_call>": 248059, "<think>": 248068}
     for text, token in special.items():
         assert chat._encode(text) == [token]
     assert (chat.stop_id, chat.end_ids) == (248046, [248044])
-    task = make_task("L1", "eval", 0)
+    task = make_task(level, "eval", 0)
+    prompt = chat.prompt(task)
+    assert [prompt.count(chat._encode(text)[0]) for text in ("<|im_start|>", "<|im_end|>", "<think>", "</think>")] == [
+        3, 2, 1, 1]  # the system's turn, the user's, and the opened one with its empty thoughts
+    assert max(prompt) < chat.size <= 248320
     messages = solve(task, explain="normal", seed=0)
     ids = conversation(chat, task, messages)
     assert chat.text(ids) + "\n" == rendered(chat, task, messages)
