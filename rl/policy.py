@@ -72,6 +72,7 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
         model = Qwen.from_folder(folder, dtype=dtype, device=device)
     else:
         model = Qwen.random(random_shape(config, chat.size), config.seed).to(device, dtype)
+    model.gradient_checkpointing = config.device == "cuda"  # all layers' activations at 32k tokens fit on no card
     laid = None
     if adapter:
         laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
