@@ -112,7 +112,7 @@ def timed(call, device: str) -> tuple[float, int]:
 
 
 def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds: int) -> None:
-    """Time old log-probs (forward) and the update (forward and backward, layers recomputed) of one micro-batch."""
+    """Time the recompute of old log-probs (forward) and the update (forward and backward, layers recomputed) of one micro-batch."""
     tokens, chunk = sum(lengths), max(1, CHUNK_BYTES // (4 * config.vocab_size))
     model = Qwen.random(config, dtype=torch.bfloat16, device=device)
     torch.nn.init.normal_(model.lm_head.weight, std=0.02)
@@ -130,7 +130,7 @@ def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds
     kernel = device == "cuda" and ops.installed("fla")
     phases = budget.plan(config, rank, TARGETS, tokens, chunk, kernel=kernel)
     work = budget.forward_flops(config, lengths, tokens)
-    for name, call, useful, hardware in (("old log-probs", torch.no_grad()(forward), 1, 1), ("update", update, 2, 3)):
+    for name, call, useful, hardware in (("recompute", torch.no_grad()(forward), 1, 1), ("update", update, 2, 3)):
         call()  # compiles kernels, fills the allocator's pools
         seconds, peak = min(timed(call, device) for _ in range(rounds))
         planned = sum(size for item, size in phases[name].items() if item not in ("free", "CUDA context"))
