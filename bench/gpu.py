@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from model import budget, ops
-from model.logprobs import CHUNK_BYTES, token_logprobs
+from model.logprobs import token_logprobs
 from model.lora import TARGETS, attach
 from model.ops import Rows
 from model.qwen import ModelConfig, Qwen, unit
@@ -112,8 +112,9 @@ def timed(call, device: str) -> tuple[float, int]:
 
 
 def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds: int) -> None:
-    """Time the recompute of old log-probs (forward) and the update (forward and backward, layers recomputed) of one micro-batch."""
-    tokens, chunk = sum(lengths), max(1, CHUNK_BYTES // (4 * config.vocab_size))
+    """Time the recompute of old log-probs (forward) and the update (forward and backward, with layer checkpoints) of
+    one micro-batch."""
+    tokens, chunk = sum(lengths), 1024  # as in configs/l8.py
     model = Qwen.random(config, dtype=torch.bfloat16, device=device)
     torch.nn.init.normal_(model.lm_head.weight, std=0.02)
     adapter = attach(model, rank, rank)
