@@ -5,6 +5,8 @@ Every file is written under a temporary name, flushed to the disk and renamed: a
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,25 +28,25 @@ class CheckpointError(ValueError):
     """A folder that cannot be loaded, with the reason in one line."""
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing."""
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; what was written is then flushed and takes the name `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    _settle(temporary, path)
+    yield temporary
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def write_safetensors(tensors: dict[str, Tensor], path: str | Path) -> None:
     """Write a whole safetensors file or nothing. The tensors may lie anywhere and be views."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, {"format": "pt"})
-    _settle(temporary, path)
+    with _whole(Path(path)) as temporary:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary, {"format": "pt"})
 
 
-def _settle(temporary: Path, path: Path) -> None:
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def _write_json(data: dict, path: Path) -> None:
+    with _whole(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict:
@@ -153,10 +155,6 @@ def save_folder(
         total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
         _write_json({"metadata": {"total_size": total}, "weight_map": index}, folder / "model.safetensors.index.json")
     _write_json(text.to_json() | {"dtype": str(dtype).removeprefix("torch.")}, folder / "config.json")
-
-
-def _write_json(data: dict, path: Path) -> None:
-    write_bytes(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
 def save_adapter(adapter: Adapter, path: str | Path, base_name: str, dtype: torch.dtype = torch.float32) -> None:
