@@ -14,6 +14,7 @@ from rl.sampler import Completion, make_seed
 from rl.sampler_vllm import SamplerError
 from stl.levels import make_task
 
+PROMPT = 1200  # tokens at most; some blocks of a prefix cache
 TURN = 16  # tokens sampled from each changed policy
 MOVE = 3  # times the tolerance: by how much a change moves the trainer's own log-probs, on average
 
@@ -44,7 +45,7 @@ def probe(policy, say=print) -> dict[str, tuple[float, float]]:
 
     A kind to which the model's output is almost indifferent proves nothing: that is said, and it is left out."""
     sampler, adapter, config = policy.sampler, policy.adapter, policy.config
-    prompt = policy.chat.prompt(make_task(next(iter(config.mix)), "probe", 0))[:config.max_tokens - TURN]
+    prompt = policy.chat.prompt(make_task(next(iter(config.mix)), "probe", 0))[:min(PROMPT, config.max_tokens - TURN)]
     kinds = {}
     for kind in dict.fromkeys(name.rpartition(".")[2] for name in adapter.terms):
         kinds[kind] = find_scale(policy, kind, prompt)
@@ -99,10 +100,10 @@ def logprobs(policy, ids: list[int], n: int) -> torch.Tensor:
 
 
 def find_scale(policy, kind: str, prompt: list[int]) -> float | None:
-    """The smallest power of two by which noise in B of this kind moves the trainer's log-probs enough; None: none."""
+    """The smallest power of four by which noise in B of this kind moves the trainer's log-probs enough; None: none."""
     n = len(prompt) // 2
     before = logprobs(policy, prompt, n)
-    for exponent in range(-10, 6):
+    for exponent in range(-10, 6, 2):
         with changed(policy.adapter, kind, 2.0**exponent):
             moved = (logprobs(policy, prompt, n) - before).abs().mean()
         if moved > MOVE * policy.config.probe_tolerance:

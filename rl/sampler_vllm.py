@@ -62,14 +62,14 @@ class VllmSampler:
             raise SamplerError(f"the model has {len(padding)} ids more than its tokenizer; vLLM can mask {MAX_BIASED}")
         self.bias = dict.fromkeys(padding, -1e4) or None
         self.grown = deque([config.max_tokens], maxlen=512)  # lengths that conversations came to
-        self.lora, self.loras, self.failed = None, 0, False
+        self.lora, self.loras, self.submitted, self.failed = None, 0, 0, False
         self.counts: Counter[str] = Counter()
         self._forget()
         self._build()
+        if not self.sleeps:
+            print("vLLM's CPU build: it keeps its memory, sleep and wake do nothing", file=sys.stderr, flush=True)
         self.load(0)
         self.release()
-
-    # ------------------------------------------------------------------------------------------ as every sampler
 
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         if len(ids) + max_new > self.config.max_tokens or max_new < 1:
@@ -90,12 +90,14 @@ class VllmSampler:
             self._admit()
             with time_limit(self.config.engine_seconds):
                 while not done and self.names:
-                    done = [self._complete(output) for output in self.engine.step() if output.finished]
+                    for output in self.engine.step():
+                        if output.finished:
+                            done.append(self._complete(output))
         except SamplerError:
             raise
         except Exception as error:  # whatever an engine can die of
             self._revive(error)
-            return self.step()
+            return done or self.step()
         return done
 
     def drop(self, key: int) -> None:
@@ -131,10 +133,7 @@ class VllmSampler:
     def release(self) -> None:
         """Give the GPU back to the trainer: no request is kept, the caches go, and at sleep_level 1 the weights too."""
         self._abort()
-        if not self.awake:
-            return
-        if not self.sleeps:
-            say_once("vLLM's CPU build: it keeps its memory, sleep and wake do nothing")
+        if not self.awake or not self.sleeps:
             return
         before = free_bytes()
         self.engine.sleep(self._level)
@@ -145,10 +144,8 @@ class VllmSampler:
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: turns, tokens read and generated, prefix hits, what was read twice, preemptions."""
-        counts, self.counts = self.counts, Counter()
-        return dict(counts)
-
-    # ------------------------------------------------------------------------------------------------- requests
+        counts, self.counts = dict(self.counts), Counter()
+        return counts
 
     def _forget(self) -> None:
         self.requests: dict[int, Request] = {}  # turns that are not done
@@ -169,12 +166,10 @@ class VllmSampler:
         usual = int(np.quantile(self.grown, 0.9))
         held = sum(self._blocks(max(length, usual)) for length in self.lengths.values())
         while self.waiting and len(self.lengths) < self.config.sampler_slots:
-            ids = self.requests[self.waiting[0]].ids
-            held += self._blocks(max(len(ids), usual))
+            held += self._blocks(max(len(self.requests[self.waiting[0]].ids), usual))
             if held > self.budget and self.lengths:
                 return
-            key = self.waiting.popleft()
-            self._submit(key, first=True)
+            self._submit(self.waiting.popleft(), first=True)
 
     def _submit(self, key: int, first: bool = False) -> None:
         from vllm import SamplingParams
@@ -185,30 +180,28 @@ class VllmSampler:
             temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, logit_bias=self.bias,
             max_tokens=request.max_new, stop_token_ids=sorted(self.stop_ids), ignore_eos=True, detokenize=False,
             logprobs=0, seed=make_seed(request.seed, len(request.ids)), output_kind=RequestOutputKind.FINAL_ONLY)
-        self.counts["submitted"] += 1
-        request.name = f"{key}-{len(request.ids)}-{self.counts['submitted']}-{self.version}"
+        self.submitted += 1
+        request.name = str(self.submitted)
         self.engine.add_request(request.name, {"prompt_token_ids": request.ids}, params, lora_request=self.lora,
                                 priority=int(first))
         self.names[request.name] = key
         self.lengths.setdefault(key, 0)
 
     def _complete(self, output) -> Completion:
-        key = self.names.pop(output.request_id)
-        request, choice = self.requests.pop(key), output.outputs[0]
-        ids = list(choice.token_ids)
+        key, choice = self.names[output.request_id], output.outputs[0]
+        request, ids = self.requests[key], list(choice.token_ids)
         logprobs = [places[token].logprob for places, token in zip(choice.logprobs or [], ids, strict=True)]
         if not ids:
             raise RuntimeError(f"the engine ended a request without a token ({choice.finish_reason})")
         if not np.isfinite(logprobs).all():
             raise SamplerError(f"vLLM's log-probs are not finite (ids {ids[:8]} ...); {self.remedy}")
+        del self.names[output.request_id], self.requests[key]
         hits, known = output.num_cached_tokens or 0, self.lengths[key]
         self.counts.update({
             "turns": 1, "generated": len(ids), "prompts": len(request.ids), "prefix_hits": hits,
             "read_again": max(0, known - hits), "preemptions": output.metrics.num_preemptions if output.metrics else 0})
         self.lengths[key] = len(request.ids) + len(ids)
         return Completion(key, ids, logprobs, ids[-1] in self.stop_ids)
-
-    # -------------------------------------------------------------------------------------------------- weights
 
     def _push(self) -> None:
         dtype = getattr(torch, self.config.dtype)
@@ -232,13 +225,10 @@ class VllmSampler:
         """What to set when this way of handing weights over does not work."""
         return "set sync = 'merged' and sleep_level = 1" if self.sync == "adapter" else "set sync = 'adapter'"
 
-    # --------------------------------------------------------------------------------------------------- engine
-
     def _build(self) -> None:
         """Start the engine on the folder's weights, awake and without an adapter."""
-        defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-        for name, value in defaults.items():
-            os.environ.setdefault(name, value)
+        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -263,14 +253,13 @@ class VllmSampler:
         self.groups = [(spec.block_size, isinstance(spec, MambaSpec)) for spec in specs]
         self.budget, self.freed = manager.block_pool.num_gpu_blocks - 1, 0
         self.awake = self.warm = True  # warm: the weights are there; awake: the caches too
-        self.lora = None
 
     def close(self) -> None:
         """End the engine and give all its memory back."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self.engine.engine_core.shutdown()
-        self.engine = None
+        self.engine = self.lora = None
         cleanup_dist_env_and_memory()
 
     def rebuild(self, sync: str) -> None:
@@ -346,12 +335,6 @@ def fingerprint(tensors: list[torch.Tensor]) -> list[int]:
 
 def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
-
-
-def say_once(line: str, said: set[str] = set()) -> None:  # noqa: B006 (a memory on purpose)
-    if line not in said:
-        said.add(line)
-        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

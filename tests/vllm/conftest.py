@@ -87,7 +87,7 @@ def engine(request, folders):
     kind, sync = request.param.rsplit("-", 1)
     folder = folders[kind]
     config = Config(model=str(folder), sync=sync, sleep_level=int(sync == "merged"), **SETTINGS)
-    chat, model = CallingChat(folder), Qwen.from_folder(folder)
+    chat, model = CallingChat(folder, tools=False), Qwen.from_folder(folder)
     adapter = lora.attach(model, config.lora_rank, config.lora_alpha)
     yield Policy(config, chat, model, adapter, open_sampler(config, model, adapter, chat, folder))
 
