@@ -3,7 +3,7 @@
     runs/NAME/config.json versions.json    the settings, and what the run runs on
               metrics.jsonl                one line a step or measurement
               episodes/step-000012.jsonl   the rollouts of a step, written before its update
-              checkpoints/grpo-000012/     NAME.safetensors, state.json and what a model or adapter folder has
+              checkpoints/grpo-000012/     a model or adapter folder with state.json and trainer/NAME.safetensors
               lock, finished               held while a process trains; made when the run is complete
 
 Files and folders are written under a temporary name, synced and renamed, so what has its name is complete.
@@ -52,7 +52,7 @@ class Checkpoint:
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
-        return load_file(self.folder / f"{name}.safetensors")
+        return load_file(self.folder / "trainer" / f"{name}.safetensors")
 
 
 class Run:
@@ -142,8 +142,9 @@ class Run:
         name = f"{stage}-{step:06d}"
         final, temporary = (self.folder / "checkpoints" / (prefix + name) for prefix in ("", "tmp-"))
         temporary.mkdir()
-        for key, tensors in files.items():
-            write_safetensors(tensors, temporary / f"{key}.safetensors")
+        for key, tensors in files.items():  # in a folder of their own: a reader of models takes every file beside it
+            (temporary / "trainer").mkdir(exist_ok=True)
+            write_safetensors(tensors, temporary / "trainer" / f"{key}.safetensors")
         if fill:
             fill(temporary)
         write_json(temporary / "state.json", state)

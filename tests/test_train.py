@@ -21,8 +21,8 @@ def run(folder, *arguments, script=SMALL):
 
 
 def weights(folder):
-    return {f"{path.parent.name}/{path.name}/{name}": tensor
-            for path in sorted((folder / "runs/small/checkpoints").glob("*/*.safetensors"))
+    return {f"{path}/{name}".partition("checkpoints")[2]: tensor
+            for path in sorted((folder / "runs/small/checkpoints").glob("**/*.safetensors"))
             for name, tensor in load_file(path).items()}
 
 
@@ -59,7 +59,9 @@ def test_a_run_to_its_end(undisturbed):
         assert {e["version"] for e in episodes} == {row["step"] - 1}
     assert (folder / "curves.png").stat().st_size > 5000
     assert {path.name for path in (folder / "checkpoints/sft-000012").iterdir()} >= {
-        "config.json", "model.safetensors", "tokenizer.json", "optimizer.safetensors"}
+        "config.json", "model.safetensors", "tokenizer.json", "trainer"}
+    # vLLM and others read every safetensors file of a model folder as weights
+    assert [path.name for path in (folder / "checkpoints/sft-000012").glob("*.safetensors")] == ["model.safetensors"]
     assert (folder / "checkpoints/grpo-000004/adapter_config.json").exists()
     again = run(undisturbed)
     assert again.returncode == 0 and "is finished" in again.stdout
