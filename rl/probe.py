@@ -83,7 +83,9 @@ def compare(policy, kind: str, scale: float, prompt: list[int], turn: Completion
         near = float((logprobs(policy, ids, n) - own).abs().mean())
     far = float((logprobs(policy, ids, n) - own).abs().mean())
     limit, what = policy.config.probe_tolerance, f"new weights of {kind} do" if kind else "the weights at the start do"
-    if not near <= limit or kind and not far > limit:  # written so that a NaN fails
+    # The sampler must be nearer to the changed policy, not far from the old one by any fixed distance: tokens that it
+    # chose itself may be almost as likely under both. Written so that a NaN fails.
+    if not near <= limit or kind and not far > near:
         sign = ", and it says token 0 for ever" if not any(turn.ids) else ""
         raise ProbeError(f"{what} not arrive in vLLM: its log-probs differ by {near:.3g} from the trainer's (at most "
                          f"{limit:g}), and by {far:.3g} from those before the change{sign}; {policy.sampler.remedy}")
