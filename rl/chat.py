@@ -9,17 +9,13 @@ tasks, tools and grading with numbers in two tokens. In both, a conversation is 
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from stl import formula
-from stl.prompts import system_prompt, user_prompt
-from stl.tools import TOOLS
-from stl.world import Task
-
-KINDS = {name: schema for tool in TOOLS for name, schema in tool["function"]["parameters"]["properties"].items()}
+from rl.env import STL, open_env
 
 
 class ChatError(ValueError):
@@ -49,11 +45,18 @@ class Turn:
         return {"role": "assistant", "content": self.content} | ({"tool_calls": calls} if calls else {})
 
 
+@cache
+def argument_kinds(env: str) -> dict[str, dict]:
+    """{argument: its schema} of all tools of a task world."""
+    return {name: schema for tool in open_env(env).TOOLS
+            for name, schema in tool["function"]["parameters"]["properties"].items()}
+
+
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
     """The chat format that `config` names; QwenChat reads its tokenizer and template from the model `folder`."""
     if config.chat == "compact":
-        return CompactChat(config.tools)
-    return QwenChat(folder, config.tools, config.thinking)
+        return CompactChat(config.tools, config.env)
+    return QwenChat(folder, config.tools, config.thinking, config.env)
 
 
 # ---------------------------------------------------------------------------------------------------- Qwen's format
@@ -62,7 +65,7 @@ def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactCh
 class QwenChat:
     """Qwen's chat template, used once: afterwards only the constant strings between turns, taken from it, are added."""
 
-    def __init__(self, folder: str | Path, tools: bool = True, thinking: bool = False):
+    def __init__(self, folder: str | Path, tools: bool = True, thinking: bool = False, env: str = STL):
         from transformers import AutoTokenizer  # takes a second; the small model does without
 
         if not folder or not (Path(folder) / "tokenizer_config.json").is_file():
@@ -70,7 +73,7 @@ class QwenChat:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         if not self.tokenizer.chat_template:
             raise ChatError(f"model folder {str(folder)!r}: its tokenizer has no chat template")
-        self.tools, self.thinking = tools, thinking
+        self.tools, self.thinking, self.env_name, self.env = tools, thinking, env, open_env(env)
         self.size = len(self.tokenizer)
         # Strings of the vocabulary's own control tokens must not be made by text that comes from outside.
         self.control = re.compile("|".join(map(re.escape, self.tokenizer.get_added_vocab())) or "(?!)")
@@ -78,7 +81,7 @@ class QwenChat:
 
     def _render(self, messages: list[dict], generation: bool) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=TOOLS if self.tools else None, tokenize=False, add_generation_prompt=generation,
+            messages, tools=self.env.TOOLS if self.tools else None, tokenize=False, add_generation_prompt=generation,
             enable_thinking=self.thinking)
 
     def _derive_glue(self) -> None:
@@ -111,10 +114,10 @@ class QwenChat:
         """Put the tokenizer's files into a model folder."""
         self.tokenizer.save_pretrained(folder)
 
-    def prompt(self, task: Task) -> list[int]:
+    def prompt(self, task) -> list[int]:
         """The system and user message and the opening of the first assistant turn."""
-        messages = [{"role": "system", "content": system_prompt(self.tools)},
-                    {"role": "user", "content": self.plain(user_prompt(task))}]
+        messages = [{"role": "system", "content": self.env.system_prompt(self.tools)},
+                    {"role": "user", "content": self.plain(self.env.user_prompt(task))}]
         return self._encode(self._render(messages, True))
 
     def tool_turn(self, answers: list[str]) -> list[int]:
@@ -139,11 +142,11 @@ class QwenChat:
         """A finished turn (with or without its stop token) as text and calls; hostile text gives Call.error."""
         text = self.text(ids[:-1] if ids and ids[-1] == self.stop_id else ids)
         content, *blocks = text.split("<tool_call>")
-        calls = [read_call(block.partition("</tool_call>")) for block in blocks]
+        calls = [read_call(block.partition("</tool_call>"), self.env_name) for block in blocks]
         return Turn(content.strip() if calls else content, calls)
 
 
-def read_call(parts: tuple[str, str, str]) -> Call:
+def read_call(parts: tuple[str, str, str], env: str = STL) -> Call:
     """A call from what stands behind <tool_call>: Qwen3.5's XML, or the JSON of the older Hermes style."""
     body, closed = parts[0].strip(), parts[1]
     if not closed:
@@ -165,13 +168,13 @@ def read_call(parts: tuple[str, str, str]) -> Call:
         value, closed, _ = value.partition("</parameter>")
         if not opened or not closed:
             return Call(name, error=f"parameter {key[:40].strip()!r} is not closed by </parameter>")
-        arguments[key] = read_value(key, value.removeprefix("\n").removesuffix("\n"))
+        arguments[key] = read_value(argument_kinds(env).get(key, {}), value.removeprefix("\n").removesuffix("\n"))
     return Call(name, arguments)
 
 
-def read_value(key: str, text: str):
+def read_value(kind: dict, text: str):
     """A parameter's value: a string as it stands, anything else as JSON, or Python's None, True, False."""
-    if KINDS.get(key, {}).get("type") == "string":
+    if kind.get("type") == "string":
         return text
     try:
         return json.loads({"None": "null", "True": "true", "False": "false"}.get(text.strip(), text))
@@ -182,21 +185,7 @@ def read_value(key: str, text: str):
 # -------------------------------------------------------------------------------------------------- compact format
 
 CONTROL = ["<pad>", "<unk>", "<task>", "<turn>", "<end>", "<call>", "<tool>", "<answer>", "</answer>"]
-WORDS = ["room", "r", "v_max", "start", "wall", "Plan", "avoid", "F", "G", "U", "&", "|", "in", "out", "plan_path",
-         "check_path", "t_start", "goal_region", "goal_point", "hold_until", "waypoints", "ok", "error"]
-NAMES = [chr(code) for code in range(ord("A"), ord("Z") + 1) if chr(code) not in "FGU"] + ["Goal"] + [
-    f"{kind}{i}" for kind in ("Key", "Door") for i in range(1, 10)]
-GOOD_NEWS = "Correct:"  # how check_path's answer begins where nothing fails
 DIGITS = [f"{i:02d}" for i in range(100)] + [f".{i:02d}" for i in range(100)]
-
-
-def compact_tokenizer() -> Tokenizer:
-    """Words, names and number halves ("03" and ".25" make 3.25), as a `tokenizers` model."""
-    vocabulary = {word: i for i, word in enumerate(CONTROL + WORDS + NAMES + DIGITS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\.\d\d$"), "isolated")])
-    return tokenizer
 
 
 def number(value: float) -> str:
@@ -206,135 +195,91 @@ def number(value: float) -> str:
     return f"{value:05.2f}"
 
 
-def prefix(tree) -> str:
-    """A formula in prefix notation: F[0,5] (in(A) & out(B)) is `F 00.00 05.00 & in A out B`."""
-    match tree:
-        case formula.In(region):
-            return f"in {region}"
-        case formula.Out(region):
-            return f"out {region}"
-        case formula.F(a, b, arg) | formula.G(a, b, arg):
-            return f"{type(tree).__name__} {number(a)} {number(b)} {prefix(arg)}"
-        case formula.Until(a, b, left, right):
-            return f"U {number(a)} {number(b)} {prefix(left)} {prefix(right)}"
-        case formula.And(args) | formula.Or(args):
-            sign = "&" if isinstance(tree, formula.And) else "|"
-            return " ".join([sign] * (len(args) - 1) + [prefix(arg) for arg in args])
-    raise AssertionError(tree)
+def flat(value) -> list[str]:
+    """The words of a string, a number, or of lists of these."""
+    if isinstance(value, list):
+        return [word for item in value for word in flat(item)]
+    return [value if isinstance(value, str) else number(value)]
+
+
+def rows(words: list[str], width: int) -> list[list[float]] | None:
+    """[[t, x, y], ...], `width` numbers a row, of dd.dd words; None if they are no such rows."""
+    if not words or len(words) % width or not all(re.fullmatch(r"\d\d\.\d\d", word) for word in words):
+        return None
+    values = [float(word) for word in words]
+    return [values[i:i + width] for i in range(0, len(values), width)]
 
 
 class CompactChat:
-    """The small model's format. It has no room for prose: of a message it keeps the plan line, calls and answer."""
+    """The small model's format: the words of the task world, and numbers in halves ("03" and ".25" make 3.25). It has
+    no room for prose: of a message it keeps what the world says, its calls and its answer."""
 
-    def __init__(self, tools: bool = True):
-        self.tools = tools
-        self.tokenizer = compact_tokenizer()
-        self.size = self.tokenizer.get_vocab_size()
-        self.names = [self.tokenizer.id_to_token(i) for i in range(self.size)]
-        self.stop_id = self.tokenizer.token_to_id("<end>")
+    def __init__(self, tools: bool = True, env: str = STL):
+        self.tools, self.env_name, self.env = tools, env, open_env(env)
+        if not self.env.WORDS:
+            raise ChatError(f"chat = 'compact': env {env!r} has no words for it; say chat = 'qwen'")
+        self.names = list(dict.fromkeys(CONTROL + self.env.WORDS + DIGITS))
+        vocabulary = {word: i for i, word in enumerate(self.names)}
+        self.tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\.\d\d$"), "isolated")])
+        self.size = len(self.names)
+        self.stop_id = vocabulary["<end>"]
         self.end_ids: list[int] = []
 
     def _encode(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
         if self.tokenizer.token_to_id("<unk>") in ids:
             unknown = next(word for word in text.split() if self.names[1] in self.tokenizer.encode(word).tokens)
-            names = "A..Z but F, G, U, Goal, Key1..9, Door1..9"
-            raise ChatError(f"the compact format has no word for {unknown!r}; regions are {names}")
+            raise ChatError(f"the compact format has no word for {unknown!r}; its words are numbers and "
+                            + " ".join(self.env.WORDS))
         return ids
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(str(folder / "tokenizer.json"))
 
-    def prompt(self, task: Task) -> list[int]:
-        def rect(box):
-            return " ".join(number(v) for v in (box.xmin, box.ymin, box.xmax, box.ymax))
-
-        robot = task.robot
-        words = [f"<task> room {rect(task.workspace)} r {number(robot.half_width)} v_max {number(robot.v_max)}"]
-        words += [f"wall {rect(box)}" for box in task.obstacles.values()]
-        words += [f"{name} {rect(box)}" for name, box in task.regions.items()]
-        words += [f"start {number(robot.start[0])} {number(robot.start[1])}"]
-        words += [prefix(tree) for tree in task.formulas]
-        return self._encode(" ".join([*words, "<turn>"]))
+    def prompt(self, task) -> list[int]:
+        return self._encode(f"<task> {self.env.compact_task(task)} <turn>")
 
     def tool_turn(self, answers: list[str]) -> list[int]:
-        return self._encode(" ".join([f"<tool> {self._answer(text)}" for text in answers] + ["<turn>"]))
-
-    def _answer(self, text: str) -> str:
-        """Of a tool's answer the waypoints, just as the final answer needs them; else only whether it is good news."""
-        found = re.search(r"^waypoints: (.*)$", text, re.MULTILINE)
-        try:
-            if found:
-                return " ".join(self._flat(json.loads(found[1])))
-            return "ok" if text.startswith(GOOD_NEWS) else "error"
-        except ChatError:
-            return "error"
+        return self._encode(" ".join([f"<tool> {self.env.compact_tool(text)}" for text in answers] + ["<turn>"]))
 
     def assistant(self, message: dict) -> list[int]:
-        """Of `message` the line "Plan: B 12.0, A 30.0, avoid C", the calls and the answer, and the stop token."""
-        content, answer = (message.get("content") or "").split("<answer>"), []
-        words = self._plan(content[0])
+        """What the world keeps of the text, the calls, and the stop token."""
+        words = [self.env.compact_assistant(message.get("content") or "")]
         for call in message.get("tool_calls", ()):
             words += ["<call>", call["function"]["name"]]
             for key, value in json.loads(call["function"]["arguments"]).items():
-                words += [key, *self._flat(value)]
-        if len(content) > 1:
-            answer = json.loads(content[-1].partition("</answer>")[0])
-            words += ["<answer>", *self._flat(answer), "</answer>"]
+                words += [key, *flat(value)]
         return self._encode(" ".join([*words, "<end>"]))
-
-    def _plan(self, text: str) -> list[str]:
-        found = re.search(r"Plan: .*", text)
-        words = re.findall(r"[A-Za-z]\w*|\d+(?:\.\d+)?", found[0]) if found else []
-        return [number(float(word)) if word[0].isdigit() else word for word in words]
-
-    def _flat(self, value) -> list[str]:
-        if isinstance(value, list):
-            return [word for item in value for word in self._flat(item)]
-        return [value if isinstance(value, str) else number(value)]
 
     def text(self, ids: list[int]) -> str:
         return re.sub(r" (?=\.\d\d\b)", "", " ".join(self.names[i] for i in ids))
 
     def parse(self, ids: list[int]) -> Turn:
-        words = self.text([i for i in ids if i != self.stop_id]).split()
-        text, *calls = " ".join(words).split("<call>")
-        plan, opened, answer = text.partition("<answer>")
-        if opened and "</answer>" in answer:
-            answer, _, rest = answer.partition("</answer>")
-            waypoints = self._triples(answer.split())
-            plan += f"<answer>{json.dumps(waypoints) if waypoints else answer}</answer>{rest}"
-        elif opened:
-            plan += opened + answer
-        return Turn(plan.strip(), [self._read_call(call.split()) for call in calls])
+        words = self.text([i for i in ids if i != self.stop_id])
+        text, *calls = " ".join(words.split()).split("<call>")
+        return Turn(self.env.plain_assistant(text).strip(), [self._read_call(call.split()) for call in calls])
 
     def _read_call(self, words: list[str]) -> Call:
         name, arguments = (words[0] if words else "?"), {}
-        keys = [i for i, word in enumerate(words) if word in KINDS]
+        kinds = argument_kinds(self.env_name)
+        keys = [i for i, word in enumerate(words) if word in kinds]
         if keys and keys[0] != 1:
             return Call(name, error="the name of a tool is followed by its arguments")
         for start, end in pairwise([*keys, len(words)]):
             try:
-                arguments[words[start]] = self._read_value(words[start], words[start + 1:end])
+                arguments[words[start]] = self._read_value(kinds[words[start]], words[start + 1:end])
             except ValueError:
                 return Call(name, error=f"{words[start]} has a value of the wrong kind")
         return Call(name, arguments)
 
-    def _read_value(self, key: str, words: list[str]):
-        kind = KINDS[key]
+    def _read_value(self, kind: dict, words: list[str]):
         if kind["type"] == "number":
             (word,) = words
             return float(word)
         if kind["type"] == "string":
-            (word,) = words
-            return word
-        if key == "waypoints":
-            return self._triples(words) or words
+            return " ".join(words)
+        if kind["items"]["type"] == "array":
+            return rows(words, kind["items"]["minItems"]) or words
         return words if kind["items"]["type"] == "string" else [float(word) for word in words]
-
-    def _triples(self, words: list[str]) -> list[list[float]] | None:
-        """[[t, x, y], ...] of dd.dd words, or None."""
-        if not words or len(words) % 3 or not all(re.fullmatch(r"\d\d\.\d\d", word) for word in words):
-            return None
-        values = [float(word) for word in words]
-        return [values[i:i + 3] for i in range(0, len(values), 3)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.lora import TARGETS, check_targets
-from stl.levels import LEVELS
+from rl.env import STL, EnvError, open_env
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -43,6 +43,7 @@ class Config:
     lora_targets: tuple[str, ...] = TARGETS
 
     # The tasks: how many of each level are in the training mix and in the held-out set
+    env: str = STL  # the task world: import path of a module with the names of rl/env.py
     mix: dict | None = None
     split: str = "rl"
     eval_mix: dict | None = None
@@ -52,6 +53,8 @@ class Config:
     max_tokens: int = 32768  # prompt, turns and tool answers together
     max_turn_tokens: int = 8192
     max_turn_calls: int = 8  # further calls of one turn are answered with a word, not run
+    tool_workers: int = 0  # processes for tools, beside which the sampler goes on; 0: in this one, the same to the bit
+    tool_seconds: float = 10.0  # a call in such a process may take; then the answer says so
 
     # Supervised steps before RL (0: none). They imitate the scripted expert or `sft_file`.
     sft_steps: int = 0
@@ -119,8 +122,12 @@ class Config:
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{field} = {str(value)[:40]}: must lie between {low:g} and {high:g}")
+        try:
+            levels = open_env(self.env).LEVELS
+        except EnvError as error:
+            raise ConfigError(str(error)) from None
         for field in ("mix", "eval_mix"):
-            check_mix(field, getattr(self, field))
+            check_mix(field, getattr(self, field), levels)
         if self.steps and self.tasks_per_step < self.optimizer_steps:
             raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
                               f"({self.tasks_per_step})")
@@ -155,7 +162,7 @@ CHOICES = {
 }
 RANGES = {
     "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
-    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
+    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "tool_workers": (0, 256), "tool_seconds": (0.01, 1e6), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
     "sft_lr": (0, 1), "sft_muon_lr": (0, 1), "sft_decay": (0, 1), "sft_noise": (0, 1), "sft_stop": (0, 1),
     "sft_tasks": (0, 10**9), "steps": (0, 10**9), "tasks_per_step": (1, 10**6), "samples": (1, 10**6), "lr": (0, 1),
     "optimizer_steps": (1, 10**6), "weight_decay": (0, 1), "grad_clip": (1e-12, 1e12), "clip_low": (0, 1),
@@ -168,13 +175,13 @@ RANGES = {
 }
 
 
-def check_mix(field: str, mix: dict | None) -> None:
+def check_mix(field: str, mix: dict | None, levels: tuple[str, ...]) -> None:
     """Raise ConfigError unless `mix` is a dict of known levels and positive counts."""
     if not mix:
-        raise ConfigError(f"{field} = {mix!r}: say how many tasks of which level, e.g. {{'L0': 512}}")
+        raise ConfigError(f"{field} = {mix!r}: say how many tasks of which level, e.g. {{{levels[0]!r}: 512}}")
     for level, count in mix.items():
-        if level not in LEVELS:
-            raise ConfigError(f"{field}: unknown level {level!r}; the levels are {', '.join(LEVELS)}")
+        if level not in levels:
+            raise ConfigError(f"{field}: unknown level {level!r}; the levels are {', '.join(levels)}")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"{field}: {level} = {count!r}: must be a whole number of tasks, 1 or more")
 
