@@ -1,8 +1,8 @@
 """The Episode: one conversation as the one flat list of token ids that the sampler, the tools and the learner share."""
 from dataclasses import asdict, dataclass, field
 
+from rl.env import STL, open_env
 from stl.monitor import Verdict, Violation
-from stl.world import Task
 
 ENDINGS = ("answer", "no answer", "turns", "tokens", "length", "eos", "error")
 TRUNCATED = ("turns", "tokens", "length")
@@ -16,7 +16,7 @@ class Episode:
     logprobs holds the sampler's log-probability of each chosen token and 0.0 elsewhere.
     """
 
-    task: Task
+    task: object  # of the task world
     seed: int  # decides every random number of this episode
     group: int = 0  # episodes of one task in one step share it
     sample: int = 0  # number within the group
@@ -26,6 +26,7 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     messages: list[dict] = field(default_factory=list)  # what was said, to read; training never looks at it
     turns: int = 0
+    calls: list = field(default_factory=list)  # of tools, in the last turn, that are not answered yet
     ending: str | None = None  # one of ENDINGS once it is over
     verdict: Verdict | None = None
     reward: float = 0.0
@@ -60,8 +61,8 @@ class Episode:
                 "logprobs": self.logprobs}
 
     @classmethod
-    def from_json(cls, data: dict) -> "Episode":
+    def from_json(cls, data: dict, env: str = STL) -> "Episode":
         verdict = data["verdict"]
         if verdict:
             verdict = Verdict(**verdict | {"violations": [Violation(**v) for v in verdict["violations"]]})
-        return cls(**data | {"task": Task.from_json(data["task"]), "verdict": verdict})
+        return cls(**data | {"task": open_env(env).Task.from_json(data["task"]), "verdict": verdict})

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import torch
 
 from model.logprobs import token_logprobs
+from rl.env import open_env
 from rl.sampler import Completion, make_seed
 from rl.sampler_vllm import SamplerError
-from stl.levels import make_task
 
 PROMPT = 1200  # tokens at most; some blocks of a prefix cache
 TURN = 16  # tokens sampled from each changed policy
@@ -45,7 +45,8 @@ def probe(policy, say=print) -> dict[str, tuple[float, float]]:
 
     A kind to which the model's output is almost indifferent proves nothing: that is said, and it is left out."""
     sampler, adapter, config = policy.sampler, policy.adapter, policy.config
-    prompt = policy.chat.prompt(make_task(next(iter(config.mix)), "probe", 0))[:min(PROMPT, config.max_tokens - TURN)]
+    task = open_env(config.env).make_task(next(iter(config.mix)), "probe", 0)
+    prompt = policy.chat.prompt(task)[:min(PROMPT, config.max_tokens - TURN)]
     kinds = {}
     for kind in dict.fromkeys(name.rpartition(".")[2] for name in adapter.terms):
         kinds[kind] = find_scale(policy, kind, prompt)

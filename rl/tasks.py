@@ -8,6 +8,7 @@ is the same on every machine, and cannot be out of date.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -21,11 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-import stl
 from rl import cli
-from stl.expert import demonstrate
-from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, LEVELS, RL_COUNTS, VERSION, make_task
-from stl.world import Task
+from rl.env import STL, open_env
+from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
 
 if TYPE_CHECKING:
     from rl.config import Config
@@ -40,22 +39,23 @@ class TaskStream:
     What comes at a step is a function of (mix, split, seed, step) alone, so that resuming needs no state.
     """
 
-    def __init__(self, mix: dict[str, int], split: str, seed: int):
-        self.split, self.seed = split, seed
-        self.tasks = [(level, index) for level in LEVELS for index in range(mix.get(level, 0))]
+    def __init__(self, mix: dict[str, int], split: str, seed: int, env: str = STL):
+        self.split, self.seed, self.env = split, seed, open_env(env)
+        self.tasks = [(level, index) for level in self.env.LEVELS for index in range(mix.get(level, 0))]
 
-    def batch(self, step: int, n: int) -> list[Task]:
+    def batch(self, step: int, n: int) -> list:
         """The n tasks of a step; steps count from 0 and all have the same n."""
         size, first = len(self.tasks), step * n
         order = {epoch: _generator(self.seed, epoch).permutation(size)
                  for epoch in range(first // size, (first + n - 1) // size + 1)}
         chosen = (self.tasks[order[i // size][i % size]] for i in range(first, first + n))
-        return [make_task(level, self.split, index) for level, index in chosen]
+        return [self.env.make_task(level, self.split, index) for level, index in chosen]
 
 
-def held_out(eval_mix: dict[str, int]) -> list[Task]:
+def held_out(eval_mix: dict[str, int], env: str = STL) -> list:
     """The first tasks of the split "eval" of each level, easiest level first."""
-    return [make_task(level, "eval", index) for level in LEVELS for index in range(eval_mix.get(level, 0))]
+    world = open_env(env)
+    return [world.make_task(level, "eval", index) for level in world.LEVELS for index in range(eval_mix.get(level, 0))]
 
 
 def demonstrations(config: Config, count: int, folder: str | Path = "data") -> list[dict]:
@@ -64,10 +64,10 @@ def demonstrations(config: Config, count: int, folder: str | Path = "data") -> l
     Tasks of the split "sft" with levels in the proportions of config.mix; a share config.sft_noise of them errs on
     purpose. Made on all cores and kept in `folder` under a hash of all that decides them, this code included.
     """
-    settings = {"seed": config.seed, "noise": config.sft_noise, "tools": config.tools,
+    settings = {"env": config.env, "seed": config.seed, "noise": config.sft_noise, "tools": config.tools,
                 "explain": "plan" if config.chat == "compact" else "normal"}
     jobs = [(level, index, settings) for index, level in enumerate(proportional(config.mix, count))]
-    path = Path(folder) / f"demonstrations-{_fingerprint(jobs)}.jsonl"
+    path = Path(folder) / f"demonstrations-{_fingerprint(jobs, open_env(config.env).demonstrate)}.jsonl"
     if not path.exists():
         _write(path, _make(_demonstrate, jobs, "demonstrations"))
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -76,7 +76,7 @@ def demonstrations(config: Config, count: int, folder: str | Path = "data") -> l
 def proportional(mix: dict[str, int], count: int) -> list[str]:
     """`count` levels in the proportions of `mix`, by largest remainders."""
     total = sum(mix.values())
-    shares = {level: divmod(count * mix[level], total) for level in LEVELS if level in mix}
+    shares = {level: divmod(count * mix[level], total) for level in sorted(mix)}
     left = count - sum(whole for whole, _ in shares.values())
     extra = sorted(shares, key=lambda level: -shares[level][1])[:left]
     return [level for level, (whole, _) in shares.items() for _ in range(whole + (level in extra))]
@@ -133,8 +133,9 @@ def _task_line(job: tuple[str, str, int]) -> tuple[str, str]:
 
 def _demonstrate(job: tuple) -> str:
     level, index, settings = job
-    task = make_task(level, "sft", index)
-    messages = demonstrate(task, _generator(settings["seed"], index), settings["noise"], tools=settings["tools"],
+    env = open_env(settings["env"])
+    task = env.make_task(level, "sft", index)
+    messages = env.demonstrate(task, _generator(settings["seed"], index), settings["noise"], tools=settings["tools"],
                            explain=settings["explain"])
     return json.dumps({"task": task.to_json(), "messages": messages})
 
@@ -144,10 +145,10 @@ def _ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fingerprint(jobs: list[tuple]) -> str:
-    """Short hash of the jobs and of the code that does them."""
+def _fingerprint(jobs: list[tuple], expert: Callable) -> str:
+    """Short hash of the jobs and of the code that does them, the folder of the `expert`."""
     digest = hashlib.sha256(json.dumps(jobs).encode())
-    for path in [Path(__file__), *sorted(Path(stl.__file__).parent.glob("*.py"))]:
+    for path in [Path(__file__), *sorted(Path(inspect.getfile(expert)).parent.glob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -28,7 +28,7 @@ def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def coin(episode, text):
+def coin(episode, text, grade=None):
     """A reward that depends on nothing but the episode's seed and what was sampled."""
     ok = make_seed(episode.seed, sum(episode.ids)) % 2 == 0
     episode.end("answer", Verdict(ok, [], [], "by coin"))

@@ -137,7 +137,7 @@ def test_a_fault_of_the_grader_costs_one_reward(monkeypatch):
     def fail(task, text):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("rl.rollout.grade", fail)
+    monkeypatch.setattr("rl.stl_env.grade", fail)
     task = make_task("L0", "eval", 0)
     episode = play(expert_turns(task), task)
     assert (episode.ending, episode.reward) == ("error", 0.0) and "a fault of ours" in episode.messages[-1]["content"]
