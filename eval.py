@@ -37,13 +37,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(args) -> None:
     """Play the held-out set; print the table; write the file."""
-    levels = [cli.check_level(name.strip()) for names in args.level or () for name in names.split(",")]
-    cli.check_target("--json", args.json)
     name = args.policy or cli.default_policy()
+    world = cli.open_world(name)
+    levels = [cli.check_level(level.strip(), world) for levels in args.level or () for level in levels.split(",")]
+    cli.check_target("--json", args.json)
     policy = cli.open_policy(name)
     known = policy.config.eval_mix if policy.config else EVAL_COUNTS
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
-    tasks = held_out(mix)
+    tasks = held_out(mix, world.__name__)
     heat = args.temperature if args.temperature is not None or not policy.config else policy.config.temperature
     with tqdm(total=len(tasks) * args.samples, desc="episodes", unit="", leave=False) as bar:
         episodes = policy.play(tasks, args.samples, ("eval",), heat, progress=lambda episode: bar.update())

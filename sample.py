@@ -13,10 +13,10 @@ import sys
 
 from rl import cli
 from rl.cli import printable
+from rl.env import STL
 from rl.episode import Episode
-from stl.levels import make_task
 from stl.monitor import check
-from stl.prompts import read_answer, user_prompt
+from stl.prompts import read_answer
 from stl.world import Task
 
 COLOURS = {"assistant": "36", "tool": "33", "good": "32", "bad": "31", "dim": "2", "bold": "1"}
@@ -39,15 +39,20 @@ def plan(args) -> None:
     cli.check_target("--draw", args.draw, (".png", ".svg", ".gif"))
     if args.task and args.level:
         raise cli.UsageError("--task and --level: give one of the two")
-    level = args.level and cli.check_level(args.level)
-    task = Task.from_file(args.task) if args.task else None
     name = args.policy or cli.default_policy()
+    world = cli.open_world(name)
+    if world.__name__ != STL and (args.task or args.draw):
+        raise cli.UsageError(f"--task and --draw: are for the STL world only, and {name} was trained in another")
+    level = args.level and cli.check_level(args.level, world)
+    task = Task.from_file(args.task) if args.task else None
     policy = cli.open_policy(name)
     if task is None:
-        task = make_task(level or (next(iter(policy.config.eval_mix)) if policy.config else "L1"), "eval", args.seed)
-    warn_of_start(task)
+        level = level or (next(iter(policy.config.eval_mix)) if policy.config else "L1")
+        task = world.make_task(level, "eval", args.seed)
+    if world.__name__ == STL:
+        warn_of_start(task)
     print(paint(f"task {printable(task.id)}, policy {name}", "bold"))
-    print(printable(user_prompt(task)), flush=True)
+    print(printable(world.user_prompt(task)), flush=True)
     (episode,) = policy.play([task], 1, ("eval",), args.temperature)
     print_episode(episode)
     if args.draw:

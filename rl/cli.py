@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from rl.env import STL, open_env
 from rl.episode import Episode
 from rl.run import newest_run
 from stl import expert
-from stl.levels import LEVELS
 from stl.prompts import grade
 from stl.search import search
 from stl.world import Task
@@ -88,11 +89,17 @@ def natural(low: int) -> Callable[[str], int]:
     return read
 
 
-def check_level(name: str) -> str:
+def check_level(name: str, world: ModuleType) -> str:
     """The level's name. Raises UsageError."""
-    if name not in LEVELS:
-        raise UsageError(f"--level: unknown level {name!r}; the levels are {', '.join(LEVELS)}")
+    if name not in world.LEVELS:
+        raise UsageError(f"--level: unknown level {name!r}; the levels are {', '.join(world.LEVELS)}")
     return name
+
+
+def open_world(policy: str) -> ModuleType:
+    """The task world that the policy of this name was trained in; the STL world of a scripted one or a model folder."""
+    settings = Path(policy) / "config.json"
+    return open_env(json.loads(settings.read_bytes()).get("env", STL) if settings.is_file() else STL)
 
 
 def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)) -> None:
