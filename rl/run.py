@@ -2,7 +2,7 @@
 
     runs/NAME/config.json versions.json    the settings, and what the run runs on
               metrics.jsonl                one line a step or measurement
-              episodes/step-000012.jsonl   the rollouts of a step, written before its update
+              episodes/step-000012.jsonl.gz   the rollouts of a step, one a line, written before its update
               checkpoints/grpo-000012/     a model or adapter folder with state.json and trainer/NAME.safetensors
               lock, finished               held while a process trains; made when the run is complete
 
@@ -12,6 +12,7 @@ torch is imported only where tensors are read or written.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import importlib.metadata
 import json
 import os
@@ -20,11 +21,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
+
+from rl.env import STL
 from rl.episode import Episode
 
 if TYPE_CHECKING:
@@ -99,6 +105,7 @@ class Run:
                            "for a new run, or --force to go on with the new ones")
         if changes:
             run._forget_later()
+        run._set_damaged_aside()
         write_json(folder / "config.json", new)
         write_json(folder / "versions.json", versions())
         return run
@@ -108,6 +115,7 @@ class Run:
         return (self.folder / "finished").exists()
 
     def finish(self) -> None:
+        self._prune()
         write_file(self.folder / "finished", b"")
 
     def close(self) -> None:
@@ -119,7 +127,7 @@ class Run:
 
         What depends on time stands under row["time"], so that everything else can be compared to the bit.
         """
-        with open(self._metrics, "ab") as file:
+        with _writing(self._metrics), open(self._metrics, "ab") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -136,47 +144,78 @@ class Run:
 
     def save(self, stage: str, step: int, files: dict[str, dict[str, torch.Tensor]], state: dict,
              fill: Callable[[Path], None] | None = None) -> Checkpoint:
-        """Write a checkpoint and drop the stage's oldest beyond `keep_checkpoints`; `fill` adds files of its own."""
+        """Write a checkpoint and drop all of the stage but the last `keep_checkpoints` and the best. `fill` adds files
+        of its own. RunError if it cannot be written: those before it are as they were."""
         from model.checkpoint import write_safetensors
 
         name = f"{stage}-{step:06d}"
         final, temporary = (self.folder / "checkpoints" / (prefix + name) for prefix in ("", "tmp-"))
-        temporary.mkdir()
-        for key, tensors in files.items():  # in a folder of their own: a reader of models takes every file beside it
-            (temporary / "trainer").mkdir(exist_ok=True)
-            write_safetensors(tensors, temporary / "trainer" / f"{key}.safetensors")
-        if fill:
-            fill(temporary)
-        write_json(temporary / "state.json", state)
-        if final.exists():
-            _remove(final)
-        _rename(temporary, final)
-        for old in _checkpoints(self.folder, stage)[: -self.keep]:
-            _remove(old)
+        with _writing(final):
+            temporary.mkdir()
+            for key, tensors in files.items():  # in a folder of their own: a reader of models takes all beside it
+                (temporary / "trainer").mkdir(exist_ok=True)
+                write_safetensors(tensors, temporary / "trainer" / f"{key}.safetensors")
+            if fill:
+                fill(temporary)
+            write_json(temporary / "state.json", state)
+            if final.exists():
+                _remove(final)
+            _rename(temporary, final)
+        self._prune()
         return Checkpoint(stage, step, final, state)
+
+    def _prune(self) -> None:
+        for stage in STAGES:
+            for old in _checkpoints(self.folder, stage)[: -self.keep]:
+                if old != best_checkpoint(self.folder, stage):
+                    _remove(old)
+
+    def _set_damaged_aside(self) -> None:
+        """Go on from the checkpoint before, should something else than this program have cut the last one's files."""
+        while (last := _newest(self.folder)) and (reason := _damage(last)):
+            aside = last.with_name(f"damaged-{last.name}")
+            print(f"{last}: cannot be read ({reason}); it is now {aside.name}, and the one before counts", flush=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            last.rename(aside)
+        if last and (base := _newest(self.folder, "sft")) and (reason := _damage(base)):
+            raise RunError(f"{base}: cannot be read ({reason}), and what was learnt later needs it; give --new")
 
     def latest(self, stage: str | None = None) -> Checkpoint | None:
         return latest_checkpoint(self.folder, stage)
 
     def write_episodes(self, step: int, episodes: list[Episode]) -> None:
-        write_file(self._episodes(step), b"".join(_line(episode.to_json()) for episode in episodes))
+        lines = b"".join(_line(episode.to_json()) for episode in episodes)
+        write_file(self._episodes(step), gzip.compress(lines, compresslevel=4, mtime=0))
 
     def read_episodes(self, step: int) -> list[Episode] | None:
         """The rollouts of `step` if they were finished, the same to the bit; else None."""
         path = self._episodes(step)
-        lines = path.read_bytes().splitlines() if path.exists() else None
-        return lines and [Episode.from_json(json.loads(line)) for line in lines]
+        if not path.exists():
+            path = path.with_suffix("")  # as runs of old wrote it
+        return read_episodes(path) if path.exists() else None
 
     def _episodes(self, step: int) -> Path:
-        return self.folder / "episodes" / f"step-{step:06d}.jsonl"
+        return self.folder / "episodes" / f"step-{step:06d}.jsonl.gz"
 
     def _forget_later(self) -> None:
         """The settings change: the run is not finished, and rollouts not yet learnt from are to be made again."""
         (self.folder / "finished").unlink(missing_ok=True)
         last = self.latest("grpo")
-        for path in (self.folder / "episodes").glob("step-*.jsonl"):
-            if last is None or int(path.stem[5:]) > last.step:
+        for path in (self.folder / "episodes").glob("step-*.jsonl*"):
+            if last is None or int(path.name[5:11]) > last.step:
                 path.unlink()
+
+
+def read_episodes(path: str | Path) -> list[Episode]:
+    """The episodes of a file of a run folder, compressed or not. RunError if it is damaged."""
+    folder = Path(path).parent.parent
+    env = read_settings(folder).get("env", STL) if (folder / "config.json").exists() else STL
+    try:
+        content = Path(path).read_bytes()
+        lines = (gzip.decompress(content) if Path(path).suffix == ".gz" else content).splitlines()
+        return [Episode.from_json(json.loads(line), env) for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error}); delete it, and its step is sampled again") from None
 
 
 def newest_run(root: str | Path = "runs") -> Path | None:
@@ -188,11 +227,18 @@ def newest_run(root: str | Path = "runs") -> Path | None:
 
 def latest_checkpoint(folder: str | Path, stage: str | None = None) -> Checkpoint | None:
     """The last complete checkpoint of a run folder (of one stage, if given); None without one. Takes no lock."""
-    found = [path for name in ([stage] if stage else STAGES) for path in _checkpoints(Path(folder), name)]
-    if not found:
+    if (last := _newest(Path(folder), stage)) is None:
         return None
-    name, _, step = found[-1].name.partition("-")
-    return Checkpoint(name, int(step), found[-1], json.loads((found[-1] / "state.json").read_bytes()))
+    name, _, step = last.name.partition("-")
+    return Checkpoint(name, int(step), last, json.loads((last / "state.json").read_bytes()))
+
+
+def best_checkpoint(folder: str | Path, stage: str = "grpo") -> Path | None:
+    """The stage's checkpoint with the highest held-out success (sampled, not greedy), of equals the last; or None."""
+    rows = [row for row in read_rows(folder, "eval") if row["of"] == stage and row["temperature"] > 0]
+    kept = {int(path.name.rpartition("-")[2]): path for path in _checkpoints(Path(folder), stage)}
+    found = [(row["success"], row["step"]) for row in rows if row["step"] in kept]
+    return kept[max(found)[1]] if found else None
 
 
 def read_settings(folder: str | Path) -> dict:
@@ -226,13 +272,25 @@ def versions() -> dict:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write `path` so that it is either as before or complete, even if the machine stops."""
+    """Write `path` so that it is either as before or complete, even if the machine stops. RunError on a full disk."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    _rename(temporary, path)
+    with _writing(path):
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(temporary, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What cannot be written to a full disk, as a RunError that says how to go on."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(f"{path}: cannot be written ({reason}); what was there is whole: once there is room, the same "
+                       "command goes on from the last checkpoint") from None
 
 
 def write_json(path: Path, data: dict) -> None:
@@ -258,3 +316,22 @@ def _remove(checkpoint: Path) -> None:
 
 def _checkpoints(folder: Path, stage: str) -> list[Path]:
     return sorted(path.parent for path in (folder / "checkpoints").glob(f"{stage}-*/state.json"))
+
+
+def _newest(folder: Path, stage: str | None = None) -> Path | None:
+    found = [path for name in ([stage] if stage else STAGES) for path in _checkpoints(folder, name)]
+    return found[-1] if found else None
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """Why a checkpoint's files cannot be read whole, from their sizes and headers; None if nothing is wrong."""
+    for path in [*checkpoint.glob("**/*.safetensors"), *checkpoint.glob("*.json")]:
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes())
+            else:
+                with safe_open(path, "numpy"):
+                    pass
+        except (OSError, ValueError, SafetensorError) as error:
+            return f"{path.name}: {error}"
+    return None

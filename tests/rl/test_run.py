@@ -1,6 +1,8 @@
 """The run folder: locks, resume, cut files, checkpoints that are complete or not there, episodes to the bit."""
+import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,12 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from model.checkpoint import write_safetensors
 from rl import run as run_module
 from rl.config import Config, from_json
 from rl.episode import Episode
-from rl.run import Run, RunError, latest_checkpoint, newest_run, read_rows, read_settings
+from rl.run import Run, RunError, best_checkpoint, latest_checkpoint, newest_run, read_rows, read_settings
 from stl.monitor import check
 from stl.world import Task
 
@@ -77,7 +81,7 @@ def test_force_goes_on_with_new_settings(tmp_path):
     run.close()
     run = Run.open(settings(steps=160), tmp_path, force=True)
     assert not run.finished and read_settings(run.folder)["steps"] == 160
-    assert names(run.folder / "episodes") == ["step-000003.jsonl"]  # 4 was sampled under the old settings, not learnt
+    assert names(run.folder / "episodes") == ["step-000003.jsonl.gz"]  # 4 was sampled under the old settings, not learnt
     run.finish()
     run.close()
     assert Run.open(settings(steps=160), tmp_path, force=True).finished  # nothing changed
@@ -157,9 +161,102 @@ def test_a_file_is_as_before_or_complete(tmp_path, monkeypatch):
     path = tmp_path / "f"
     run_module.write_file(path, b"before")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match="disk full"):
         run_module.write_file(path, b"after")
     assert path.read_bytes() == b"before"
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path):
+    run = Run.open(settings(keep_checkpoints=1), tmp_path)
+    for step, success in enumerate((0.5, 0.8, 0.8, 0.6, 0.7), 1):
+        run.save("grpo", step, {}, {})
+        run.log({"stage": "eval", "of": "grpo", "step": step, "temperature": 1.0, "success": success})
+        run.log({"stage": "eval", "of": "grpo", "step": step, "temperature": 0.0, "success": 1 - success})
+    assert names(run.folder / "checkpoints") == ["grpo-000003", "grpo-000005"]
+    assert best_checkpoint(run.folder) == run.folder / "checkpoints" / "grpo-000003"
+    assert best_checkpoint(run.folder, "sft") is None
+    run.log({"stage": "eval", "of": "grpo", "step": 5, "temperature": 0.9, "success": 0.9})
+    run.finish()
+    assert names(run.folder / "checkpoints") == ["grpo-000005"]
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "trainer/optimizer.safetensors", "state.json"])
+def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file):
+    def fill(folder):
+        write_safetensors({"a": torch.ones(9)}, folder / "adapter_model.safetensors")
+
+    run = Run.open(settings(), tmp_path)
+    for stage, step in (("sft", 9), ("grpo", 1), ("grpo", 2)):
+        run.save(stage, step, {"optimizer": {"a": torch.ones(9)}}, {"step": step}, fill)
+    run.close()
+    path = run.folder / "checkpoints" / "grpo-000002" / file
+    path.write_bytes(path.read_bytes()[:-5])
+    run = Run.open(settings(), tmp_path)
+    assert run.latest().step == 1 and "damaged-grpo-000002" in capsys.readouterr().out
+    run.close()
+    path = run.folder / "checkpoints" / "sft-000009" / file
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(RunError, match="sft-000009: cannot be read .*--new"):
+        Run.open(settings(), tmp_path)
+
+
+def test_episodes_of_old_runs_and_cut_ones(tmp_path):
+    run = Run.open(settings(), tmp_path)
+    episode = Episode(TASK, seed=1)
+    episode.end("tokens")
+    run.write_episodes(1, [episode])
+    packed = run.folder / "episodes" / "step-000001.jsonl.gz"
+    plain = gzip.decompress(packed.read_bytes())
+    (run.folder / "episodes" / "step-000002.jsonl").write_bytes(plain)
+    assert json.loads(plain)["ending"] == "tokens" and run.read_episodes(2) == [episode] == run.read_episodes(1)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(RunError, match="step-000001.jsonl.gz: cannot be read .*delete it"):
+        run.read_episodes(1)
+
+
+FULL = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+import torch
+from test_run import settings
+from rl import cli
+from rl.run import Run
+
+def work():
+    run = Run.open(settings(keep_checkpoints=9), ".")
+    step = last.step if (last := run.latest()) else 0
+    run.rewind("grpo", step)
+    while step < {steps}:
+        step += 1
+        run.log({{"stage": "grpo", "step": step}})
+        run.save("grpo", step, {{"optimizer": {{"a": torch.full((30_000,), float(step))}}}}, {{"step": step}})
+
+sys.exit(cli.run_script("train.py", work))
+"""
+
+
+def test_a_full_disk_costs_no_checkpoint(tmp_path):
+    """A disk of 1 MB, in a mount namespace of its own, fills up in the middle of a checkpoint; then there is room."""
+    def script(steps):
+        code = FULL.format(root=str(ROOT), tests=str(Path(__file__).parent), steps=steps)
+        return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+
+    disk = shlex.quote(str(tmp_path))
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a tmpfs")
+    commands = [f"mount -t tmpfs -o size=1m tmpfs {disk}", f"cd {disk}", script(99), "echo code $?", script(99),
+                "echo code $?", "ls tiny/checkpoints", f"mount -o remount,size=9m {disk}", script(12), "echo code $?",
+                "ls tiny/checkpoints", "cat tiny/metrics.jsonl"]
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", "\n".join(commands)], capture_output=True, text=True)
+    first, second = done.stderr.splitlines()
+    assert "grpo-00000" in first and all("No space left on device" in line for line in (first, second)), done.stderr
+    output = done.stdout.splitlines()
+    codes = [line for line in output if line.startswith("code")]
+    assert codes == ["code 2", "code 2", "code 0"]
+    before = [line for line in output[2:output.index("code 0")] if line.startswith("grpo")]
+    assert before and [f"grpo-{i:06d}" for i in range(1, len(before) + 1)] == before
+    assert [json.loads(line)["step"] for line in output[-12:]] == list(range(1, 13))
+    assert f"grpo-{12:06d}" in output
 
 
 def test_newest_run(tmp_path):
@@ -172,6 +269,7 @@ def test_newest_run(tmp_path):
     assert newest_run(tmp_path) == tmp_path / "a"
 
 
+@limits(max_examples=20, deadline=None)
 @given(logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False), max_size=5),
        content=st.text(max_size=20))
 def test_episodes_come_back_to_the_bit(tmp_path_factory, logprobs, content):
