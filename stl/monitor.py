@@ -18,7 +18,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from stl.formula import And, F, Formula, G, In, Or, Out, Until, brief, cut, walk
-from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, union, until
+from stl.intervals import Intervals, always, eventually, gaps, holds, intersection, merged, union, until
 from stl.world import MAX_WAYPOINTS, Rect, Task
 
 SLACK = 1.001e-6  # metres and seconds; what is off by exactly 1e-6 passes, whichever way doubles round
@@ -72,6 +72,34 @@ def check(task: Task, waypoints: object) -> Verdict:
         text = f"formula {i + 1}, {cut(task.spec[i], 120)}: {cut(reason, 320)}"
         violations.append(Violation("clause", text, index=i))
     return Verdict(not violations, clauses, violations, _report(path, clauses, violations))
+
+
+def truth_if_stopped(task: Task, waypoints: object) -> list[Intervals] | None:
+    """For each formula, the moments of [0, end] at which the robot could stop for good and the formula would hold.
+
+    None for a malformed path. Stopping within an interval of an atom makes it endless and cuts the later ones off, so
+    a verdict changes only where an interval of one of the formula's atoms begins or ends: nothing is sampled.
+    """
+    if (verdict := check(task, waypoints)).clauses is None:
+        return None
+    path = np.array(waypoints, dtype=float)
+    path = path.repeat(2, axis=0) if len(path) == 1 else path
+    leaves, end = task.cache["leaves"], float(path[-1, 0])
+    with np.errstate(all="ignore"):
+        atoms = leaves.truths(path, *clip(leaves.rects, path))
+    found = []
+    for formula, at_end in zip(task.formulas, verdict.clauses, strict=True):
+        own = {node: atoms[node] for node in walk(formula) if isinstance(node, In | Out)}
+        cuts = {0.0, end, *(t for spans in own.values() for span in spans for t in span if 0 < t < end)}
+        pieces = []
+        for lo, hi in pairwise(sorted(cuts)):
+            stop = (lo + hi) / 2
+            stopped = {node: [(a, b if b < stop else math.inf) for a, b in spans if a <= stop]
+                       for node, spans in own.items()}
+            if holds(Judge(task, stopped).truth(formula), 0.0):
+                pieces.append((lo, hi))
+        found.append(merged(pieces) or [(end, end)] * at_end)
+    return found
 
 
 def malformed(problem: str) -> Verdict:

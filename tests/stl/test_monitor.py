@@ -20,8 +20,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stl import intervals
 from stl.formula import And, F, G, In, Or, Out, Until, children
-from stl.monitor import MAX_TEXT, check
+from stl.levels import make_task
+from stl.monitor import MAX_TEXT, check, truth_if_stopped
 from stl.world import Task
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -433,3 +435,28 @@ def test_against_rtamt():
     assert tally["differ"] < 0.1 * tally["formulas"]
 
 
+
+
+@pytest.mark.parametrize("level", ["L0", "L3", "L5", "L8"])
+def test_truth_if_stopped_is_what_check_says_of_the_path_up_to_there(level):
+    """Between the turns that it names, and on both sides of each, against the verdict on the path cut there."""
+    for index in range(2):
+        task = make_task(level, "eval", index)
+        found, way = truth_if_stopped(task, task.witness), np.array(task.witness)
+        turns = {t + by for spans in found for span in spans for t in span for by in (-1e-3, 1e-3)}
+        for stop in sorted(t for t in turns | set(np.linspace(0, way[-1, 0], 20)) if 0 <= t <= way[-1, 0]):
+            here = [float(np.interp(stop, way[:, 0], way[:, axis])) for axis in (1, 2)]
+            judged = check(task, [*(row for row in task.witness if row[0] < stop), [float(stop), *here]]).clauses
+            assert judged == [intervals.holds(spans, stop) for spans in found], stop
+
+
+def test_truth_if_stopped_on_a_path_by_hand():
+    """1 m/s along x; A is 2..4 and B 6..8, the body 1 wide: in(A) from 2.5 to 3.5, out(B) until 5.5 and from 8.5."""
+    data = {"id": "hand", "workspace": [0, -5, 20, 5], "robot": {"half_width": 0.5, "v_max": 1, "start": [1, 0]},
+            "obstacles": {}, "regions": {"A": [2, -1, 4, 1], "B": [6, -1, 8, 1]},
+            "spec": ["F[0,9] in(A)", "F[3,9] in(A)", "out(B) U[0,9] in(A)", "G[0,20] out(B)", "F[0,1] in(B)"]}
+    found = truth_if_stopped(Task.from_json(data), [[0, 1, 0], [10, 11, 0]])
+    expected = [[(1.5, 10)], [(1.5, 2.5)], [(1.5, 10)], [(0, 4.5)], []]
+    assert [[pytest.approx(span, abs=1e-5) for span in spans] for spans in expected] == found
+    assert truth_if_stopped(Task.from_json(data), [[0, 1, 0]]) == [[], [], [], [(0, 0)], []]
+    assert truth_if_stopped(Task.from_json(data), "nothing") is None
