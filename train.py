@@ -6,9 +6,11 @@
 
 Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
 """
+import math
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,19 +20,20 @@ import torch
 from tqdm import tqdm
 
 from model import budget
-from model.checkpoint import load_adapter, load_folder, read_config, save_adapter, save_folder
+from model.checkpoint import load_folder, read_config, save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
-from rl import cli, report
+from rl import cli, dist, report
 from rl.chat import open_chat
 from rl.config import Config, load_config, replace
+from rl.env import open_env
 from rl.episode import Episode
 from rl.grpo import advantages
-from rl.learner import Learner
-from rl.policy import Policy, check_machine, make_policy, random_shape
+from rl.learner import Learner, sampler_logprobs
+from rl.ledger import Ledger, flops
+from rl.policy import Policy, check_machine, make_policy, random_shape, resume_policy
 from rl.probe import prove
 from rl.run import Run
 from rl.tasks import TaskStream, demonstrations, held_out
-from stl.world import Task
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,8 +69,9 @@ def show_plan(config: Config) -> None:
 
 def train(config: Config, new: bool = False, force: bool = False) -> None:
     """Go through the stages of `config` in its run folder, from wherever the last process left it."""
+    dist.start(config.device)
     check_machine(config, config.model)
-    run = Run.open(config, new=new, force=force)
+    run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))
     try:
         if run.finished:
             print(f"{run.folder} is finished: curves in {run.folder}/curves.png; give --new for another run")
@@ -93,7 +97,7 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 def encode(policy: Policy, demonstration: dict) -> Episode:
     """The episode that a rollout would have recorded, had the policy said the demonstration's words."""
     chat, answers = policy.chat, []
-    episode = Episode(Task.from_json(demonstration["task"]), seed=0)
+    episode = Episode(open_env(policy.config.env).Task.from_json(demonstration["task"]), seed=0)
     episode.append(chat.prompt(episode.task))
     for message in demonstration["messages"]:
         if message["role"] == "tool":
@@ -120,7 +124,7 @@ def imitate(config: Config, run: Run) -> None:
         learner.optimizer.load(last.tensors("optimizer"))
         step, stopped = last.step, last.state["stopped"]
     run.rewind("sft", step)
-    tasks, saved = held_out(config.eval_mix), time.monotonic()
+    tasks, saved = held_out(config.eval_mix, config.env), time.monotonic()
     if not stopped and step < config.sft_steps:
         data = [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)]
     bar = tqdm(total=config.sft_steps, initial=step, desc="imitation", unit="step")
@@ -181,36 +185,45 @@ def sft_batch(config: Config, data: list[Episode], step: int) -> list[Episode]:
 
 def reinforce(config: Config, run: Run) -> None:
     """GRPO: sample groups of episodes, grade them exactly, move the adapter towards what beat its group's mean."""
-    base, last = run.latest("sft"), run.latest("grpo")
-    policy = make_policy(config, base.folder if base else config.model or None, adapter=True)
+    base, last, ledger = run.latest("sft"), run.latest("grpo"), Ledger(run.folder, config)
+    policy = resume_policy(config, base, last, adapter=True)
     optimizer = AdamW(policy.adapter.parameters(), config.lr, config.betas, weight_decay=config.weight_decay)
     learner = Learner(policy.model, policy.adapter.parameters(), optimizer, config, config.device, policy.chat.size)
     step = last.step if last else 0
     if last:
-        load_adapter(policy.adapter, last.folder)
         optimizer.load(last.tensors("optimizer"))
-        policy.sampler.load(step)
     run.rewind("grpo", step)
-    stream, tasks = TaskStream(config.mix, config.split, config.seed), held_out(config.eval_mix)
+    stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
     bar = tqdm(total=config.steps, initial=step, desc="grpo", unit="step")
-    begun = step
+    begun, saving = step, {}
+
+    def measure(temperature: float) -> None:
+        with (clock := Clock())("evaluate"):
+            evaluate(policy, run, tasks, "grpo", step, temperature)
+        ledger.enter({}, clock.seconds)
+
     while True:
         if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
             prove(policy, tqdm.write)
         if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
-            evaluate(policy, run, tasks, "grpo", step, config.temperature)
+            measure(config.temperature)
         if step == config.steps:
             break
         step += 1
         row = grpo_step(config, run, policy, learner, stream, step)
+        row["time"] |= saving  # of the checkpoint before
         run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
-        run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
-                 lambda folder: save_adapter(policy.adapter, folder, str(base.folder if base else config.model)))
+        with (clock := Clock())("checkpoint"):
+            run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
+                     lambda folder: save_adapter(policy.adapter, folder, policy.base))
+        saving, row["time"] = clock.seconds, row["time"] | clock.seconds
+        ledger.enter(row, row["time"])
         bar.write(step_line(row))
+        bar.write(ledger.line(row, row["time"]))
         warn_of_mismatch(config, row, bar.write)
         bar.update()
     bar.close()
-    evaluate(policy, run, tasks, "grpo", step, 0.0)
+    measure(0.0)
 
 
 def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int) -> dict:
@@ -219,24 +232,78 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
     with clock("sample"):
         episodes = run.read_episodes(step)  # finished before a kill: only the update is done again
         if episodes is None:
-            batch = stream.batch(step - 1, config.tasks_per_step)
-            with tqdm(total=len(batch) * config.samples, desc="episodes", leave=False) as bar:
-                key = (config.seed, "grpo", step)
-                episodes = policy.play(batch, config.samples, key, progress=lambda e: bar.update())
+            episodes = sample_groups(config, policy, stream, step)
             run.write_episodes(step, episodes)
     check_errors(episodes)
-    groups = [episodes[i:i + config.samples] for i in range(0, len(episodes), config.samples)]
-    batches = [[e for group in part for e in group] for part in split(groups, config, step)]
+    kept = accepted(config, episodes)
+    batches = [[e for group in part for e in group] for part in split(kept, config, step)]
     gains = [advantages_of(batch, config) for batch in batches]
+    with clock("handover"):
+        policy.upload()
     with clock("old_logprobs"):  # all of them before the first optimizer step
-        old = [learner.old_logprobs(batch, gain) for batch, gain in zip(batches, gains, strict=True)]
+        old = old_logprobs(config, learner, batches, gains)
     with clock("update"):
-        stats = [learner.grpo_step(*parts) for parts in zip(batches, gains, old, strict=True)]
+        stats = [learner.grpo_step(*parts, first=i == 0)
+                 for i, parts in enumerate(zip(batches, gains, old, strict=True))]
+    with clock("handover"):
+        policy.release()
     with clock("sync"):
         policy.sampler.load(step)
-    stale = sum(episode.version != step - 1 for episode in episodes)  # sampled by an older policy
-    return {"stage": "grpo", "step": step, **report.summarize(episodes), "learner": stats, "stale": stale,
-            **policy.traffic(), "time": clock.seconds}
+    live = [[batch[i] for i in learner.live(batch, gain)] for batch, gain in zip(batches, gains, strict=True)]
+    row = {"stage": "grpo", "step": step, **report.summarize(episodes), "learner": stats,
+           "stale": sum(episode.version != step - 1 for episode in episodes),  # sampled by an older policy
+           "sampled": sum(e.sampled for e in episodes), "trained": sum(e.sampled for part in live for e in part),
+           "flops": flops(policy.model.config, episodes, live, config.old_logprobs), **policy.traffic()}
+    if config.dynamic_sampling:
+        row["kept"] = dict(sorted(Counter(group[0].task.level or "none" for group in kept).items()))  # of row["levels"]
+    return row | {"time": clock.seconds} | ({"memory": clock.peaks} if clock.peaks else {})
+
+
+def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int) -> list[Episode]:
+    """The step's episodes, group after group in the order in which their tasks were drawn. Which tasks may be drawn
+    depends on (seed, step) alone: dynamic sampling has max_drawn for each step, and passes over those it does not need.
+    """
+    tasks = stream.batch(step - 1, config.max_drawn if config.dynamic_sampling else config.tasks_per_step)
+    episodes, more = [], config.tasks_per_step
+    while more:
+        drawn = len(episodes) // config.samples
+        with tqdm(total=more * config.samples, desc="episodes", leave=False) as bar:
+            fresh = policy.play(tasks[drawn:drawn + more], config.samples, (config.seed, "grpo", step),
+                                progress=lambda e, bar=bar: bar.update())
+        for episode in fresh:
+            episode.group += drawn
+        episodes += fresh
+        more = how_many_more(config, len(accepted(config, episodes)), drawn + more)
+    return episodes
+
+
+def how_many_more(config: Config, mixed: int, drawn: int) -> int:
+    """Tasks of the next round of dynamic sampling, by the share of mixed groups so far; 0 ends it."""
+    missing = config.tasks_per_step - mixed
+    if not config.dynamic_sampling or not missing:
+        return 0
+    return min(math.ceil(missing * drawn / max(mixed, 1)), config.tasks_per_step, config.max_drawn - drawn)
+
+
+def accepted(config: Config, episodes: list[Episode]) -> list[list[Episode]]:
+    """The groups to learn from: all; with dynamic sampling the first tasks_per_step mixed ones in the order drawn."""
+    groups = [episodes[i:i + config.samples] for i in range(0, len(episodes), config.samples)]
+    if config.dynamic_sampling:
+        groups = [group for group in groups if len({episode.reward for episode in group}) > 1]
+    return groups[:config.tasks_per_step]
+
+
+def old_logprobs(config: Config, learner: Learner, batches: list[list[Episode]], gains: list[list[float]]) -> list:
+    """What the ratios of each optimizer batch are taken to, by the setting of this name.
+
+    "all": the trainer's log-probs. "second": not of the first batch, which sees the very policy that they would be of.
+    "sampler": the sampler's own; the ratio itself then corrects for its numerics, inside the clip, and importance
+    weights are 1.
+    """
+    if config.old_logprobs == "sampler":
+        return [sampler_logprobs(batch) for batch in batches]
+    skip = int(config.old_logprobs == "second")
+    return [None] * skip + [learner.old_logprobs(*pair) for pair in list(zip(batches, gains, strict=True))[skip:]]
 
 
 def split(groups: list[list[Episode]], config: Config, step: int) -> list[list[list[Episode]]]:
@@ -263,7 +330,7 @@ def check_errors(episodes: list[Episode]) -> None:
 # ------------------------------------------------------------------------------------------------------------ both
 
 
-def evaluate(policy: Policy, run: Run, tasks: list[Task], stage: str, step: int, temperature: float) -> float:
+def evaluate(policy: Policy, run: Run, tasks: list, stage: str, step: int, temperature: float) -> float:
     """Held-out success, one episode a task, unless it is in the log already.
 
     Training does not notice: no weight changes, and an episode's random numbers are its own.
@@ -310,15 +377,21 @@ def eval_line(row: dict) -> str:
 
 
 class Clock:
-    """Seconds spent in named phases."""
+    """Seconds spent in named phases, and on a GPU the most bytes that were allocated in each."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] = {}
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.monotonic()
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
         yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            self.peaks[phase] = max(self.peaks.get(phase, 0), torch.cuda.max_memory_allocated())
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 

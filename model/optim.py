@@ -149,7 +149,7 @@ class Weights:
     """The weights of a training copy, which live in CPU memory and visit `device` between upload() and release().
 
     Frozen tensors have one (pinned) CPU copy that is only read: the device's copies are dropped, never copied back.
-    Trained parameters (small: an adapter) move both ways.
+    Trained parameters (small: an adapter) move both ways. On the CPU nothing moves.
     """
 
     def __init__(self, module: nn.Module, trained: list[Tensor], device: str | torch.device):

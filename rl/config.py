@@ -29,7 +29,8 @@ class Config:
     seed: int = 0
 
     # The policy
-    model: str = ""  # folder with pretrained weights and tokenizer; "" = a random model of this `architecture`
+    model: str = ""  # folder, or name on the Hugging Face hub; "" = a random model of this `architecture`
+    adapter: str = ""  # where the LoRA starts: a folder in PEFT's format, or a run folder's newest; "" = from nothing
     architecture: dict | None = None  # config.json of the random model, without vocab_size
     chat: str = "qwen"  # "qwen" (the model's own template) or "compact" (the small vocabulary)
     thinking: bool = False
@@ -53,7 +54,7 @@ class Config:
     max_tokens: int = 32768  # prompt, turns and tool answers together
     max_turn_tokens: int = 8192
     max_turn_calls: int = 8  # further calls of one turn are answered with a word, not run
-    tool_workers: int = 0  # processes for tools, beside which the sampler goes on; 0: in this one, the same to the bit
+    tool_workers: int = 0  # processes for tools, beside which the sampler goes on; 0: in this one
     tool_seconds: float = 10.0  # a call in such a process may take; then the answer says so
 
     # Supervised steps before RL (0: none). They imitate the scripted expert or `sft_file`.
@@ -75,6 +76,9 @@ class Config:
     tasks_per_step: int = 32
     samples: int = 8  # per task: one group
     optimizer_steps: int = 2  # a step's groups are split into so many optimizer batches
+    dynamic_sampling: bool = False  # draw tasks until tasks_per_step groups are mixed; the others are not learnt from
+    max_drawn: int = 96  # tasks that a step of dynamic sampling draws at most
+    old_logprobs: str = "all"  # "second": not of the first optimizer batch (its ratio is 1); "sampler": its own
     lr: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
@@ -92,6 +96,8 @@ class Config:
 
     # Measuring and keeping
     eval_every: int = 10  # steps; 0: only at the end of each stage
+    peak_tflops: float = 0.0  # of one card, dense, in `dtype`: step lines then say what share of it was used
+    price_per_hour: float = 0.0  # of the machine: the run then says what it has cost
     sampler: str = "torch"
     sampler_slots: int = 256  # episodes sampled at one time
     mismatch_bound: float = 0.05  # nats between sampler and trainer, mean over a step's tokens; beyond it: a warning
@@ -131,6 +137,8 @@ class Config:
         if self.steps and self.tasks_per_step < self.optimizer_steps:
             raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
                               f"({self.tasks_per_step})")
+        if self.dynamic_sampling and self.max_drawn < self.tasks_per_step:
+            raise ConfigError(f"max_drawn = {self.max_drawn}: at least tasks_per_step ({self.tasks_per_step})")
         if not self.model and self.architecture is None:
             raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
         if self.sft_steps and not self.sft_tasks:
@@ -157,12 +165,13 @@ class Config:
 CHOICES = {
     "chat": ("qwen", "compact"), "tool_manner": ("strict", "friendly"), "dtype": ("float32", "bfloat16"),
     "sft_optimizer": ("adamw", "muon"), "advantage_std": ("group", "none"),
-    "loss_aggregation": ("token", "sequence", "constant"), "sampler": ("torch", "vllm", "script"),
+    "old_logprobs": ("all", "second", "sampler"), "loss_aggregation": ("token", "sequence", "constant"),
+    "sampler": ("torch", "vllm", "script"),
     "sync": ("adapter", "merged"), "merge_rounding": ("stochastic", "nearest"), "probe_failure": ("stop", "merged"),
 }
 RANGES = {
     "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
-    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "tool_workers": (0, 256), "tool_seconds": (0.01, 1e6), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
+    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
     "sft_lr": (0, 1), "sft_muon_lr": (0, 1), "sft_decay": (0, 1), "sft_noise": (0, 1), "sft_stop": (0, 1),
     "sft_tasks": (0, 10**9), "steps": (0, 10**9), "tasks_per_step": (1, 10**6), "samples": (1, 10**6), "lr": (0, 1),
     "optimizer_steps": (1, 10**6), "weight_decay": (0, 1), "grad_clip": (1e-12, 1e12), "clip_low": (0, 1),
@@ -171,7 +180,9 @@ RANGES = {
     "keep_checkpoints": (1, 10**6), "threads": (0, 1024), "seed": (0, 2**62), "sft_warmup": (0, 10**9),
     "sft_eval_from": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
     "mismatch_bound": (0, 100), "gpu_memory": (0.05, 1), "engine_tokens": (1, 1 << 20), "sleep_level": (0, 1),
+    "max_drawn": (1, 10**6), "peak_tflops": (0, 1e6), "price_per_hour": (0, 1e6),
     "engine_seconds": (1, 1e6), "probe_every": (0, 10**9), "probe_tolerance": (1e-6, 100),
+    "tool_workers": (0, 256), "tool_seconds": (0.01, 1e6),
 }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model.logprobs import token_logprobs
 from model.optim import clip_grad_norm
+from rl import dist
 from rl.grpo import clip_fractions, importance_weights, mismatch, token_loss, token_weights
 
 
@@ -93,6 +94,7 @@ class Learner:
             loss.backward()
             loss_sum += float(loss.detach())
             entropy_sum += float(entropy.sum())
+        loss_sum, entropy_sum = map(sum, zip(*dist.gather([(loss_sum, entropy_sum)]), strict=True))
         stats = {"loss": loss_sum, "entropy": entropy_sum / max(tokens, 1), "tokens": tokens}
         return stats | self._step(tokens > 0)
 
@@ -100,10 +102,11 @@ class Learner:
         """The model's log-probs of each episode's masked tokens before the update: fp32 [masked tokens] on the CPU.
 
         With `advantages`, only what grpo_step will run is computed (None for the rest), in the very micro-batches that
-        it will use, so that the first ratio is 1 and not 1 give or take another shape's rounding.
+        it will use, so that the first ratio is 1 and not 1 give or take another shape's rounding. With several ranks,
+        each has those of its own micro-batches.
         """
         old: list[Tensor | None] = [None] * len(episodes)
-        members = range(len(episodes)) if advantages is None else self._live(episodes, advantages)
+        members = range(len(episodes)) if advantages is None else self.live(episodes, advantages)
         with torch.no_grad():
             for micro in self._packs(episodes, list(members)):
                 logp, _ = self._forward(micro)
@@ -112,10 +115,12 @@ class Learner:
         return old
 
     def grpo_step(
-        self, episodes: Sequence[Item], advantages: Sequence[float], old: Sequence[Tensor | None] | None
-    ) -> dict[str, float]:
-        """One optimizer batch of GRPO. `advantages` has one number an episode; `old` comes from old_logprobs(), or is
-        None if nothing was updated since sampling (the policy is then its own old one, and the ratio 1).
+        self, episodes: Sequence[Item], advantages: Sequence[float], old: Sequence[Tensor | None] | None,
+        first: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
+        """One optimizer batch of GRPO. `advantages` has one number an episode; `old` comes from old_logprobs() or
+        sampler_logprobs(), or is None if nothing was updated since sampling: the policy is then its own old one, and
+        the ratio 1. `first` says that nothing was (what is computed here is then the sampled policy, for "mismatch").
 
         The denominator counts every episode; those with advantage 0 add nothing to the loss and are not run through the
         model. If none is left there is no optimizer step (momentum alone would move the weights): "skipped" is 1.
@@ -123,12 +128,12 @@ class Learner:
         """
         counts = [sum(e.mask) if self._kept(e) else 0 for e in episodes]
         weights = token_weights(counts, self.config.loss_aggregation, self.config.max_tokens)
-        live = self._live(episodes, advantages)
+        live = self.live(episodes, advantages)
         stats = {"tokens": sum(counts), "live_tokens": sum(counts[i] for i in live), "live_episodes": len(live)}
         parts = [self._grpo_micro(micro, episodes, advantages, old, weights) for micro in self._packs(episodes, live)]
-        if parts:
+        if parts := dist.gather(parts):
             columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            stats |= self._figures(columns) | entropy_by_level(episodes, columns)
+            stats |= self._figures(columns, first) | entropy_by_level(episodes, columns)
         return stats | self._step(bool(live))
 
     def _grpo_micro(self, micro: Pack, episodes, advantages, old, weights) -> dict[str, Tensor]:
@@ -136,9 +141,7 @@ class Learner:
         c = self.config
         new, entropy = self._forward(micro)
         before = new.detach() if old is None else torch.cat([old[i] for i in micro.members]).to(new.device)
-        own = [episodes[i] for i in micro.members]
-        sampler = np.concatenate([np.array(e.logprobs, dtype=np.float32)[np.array(e.mask, dtype=bool)] for e in own])
-        sampler = torch.from_numpy(sampler).to(new.device)
+        sampler = torch.cat(sampler_logprobs([episodes[i] for i in micro.members])).to(new.device)
         advantage = micro.spread(advantages)
         loss = token_loss(new, before, advantage, c.clip_low, c.clip_high, c.dual_clip)
         loss = loss * importance_weights(before, sampler, c.importance_cap) * micro.spread(weights)
@@ -147,13 +150,15 @@ class Learner:
         columns |= {"entropy": entropy, "episode": micro.spread(range(len(episodes)))}
         return {name: column.detach().cpu() for name, column in columns.items()}
 
-    def _figures(self, columns: dict[str, Tensor]) -> dict[str, float]:
+    def _figures(self, columns: dict[str, Tensor], first: bool) -> dict[str, float]:
         """What to log of one optimizer batch from its live tokens' numbers."""
         c = self.config
         new, old, sampler = columns["new"], columns["old"], columns["sampler"]
         ratio = (new - old).double().exp()
         weight = importance_weights(old, sampler, c.importance_cap).double()
         uncut = importance_weights(old, sampler, None if c.importance_cap is None else math.inf)
+        own = new if first else old  # the trainer's log-probs of the policy that was sampled from
+        known = first or c.old_logprobs != "sampler"
         return {
             "loss": float(columns["loss"].double().sum()),
             "entropy": float(columns["entropy"].double().mean()),
@@ -162,18 +167,19 @@ class Learner:
             **clip_fractions(new, old, columns["advantage"], c.clip_low, c.clip_high, c.dual_clip),
             "importance_mean": float(weight.mean()),
             "importance_cut": float((weight < uncut).double().mean()),
-            **{f"mismatch_{name}": value for name, value in mismatch(old, sampler).items()},
+            **({f"mismatch_{name}": value for name, value in mismatch(own, sampler).items()} if known else {}),
         }
 
     def _kept(self, episode: Item) -> bool:
         return not (self.config.mask_truncated and episode.truncated)
 
-    def _live(self, episodes: Sequence[Item], advantages: Sequence[float]) -> list[int]:
+    def live(self, episodes: Sequence[Item], advantages: Sequence[float]) -> list[int]:
         """The episodes that can move the weights."""
         return [i for i, e in enumerate(episodes) if advantages[i] != 0 and self._kept(e) and any(e.mask)]
 
     def _packs(self, items: Sequence[Item], chosen: list[int]) -> Iterator[Pack]:
-        for bin_ in plan([len(items[i].ids) for i in chosen], self.config.micro_tokens):
+        bins = plan([len(items[i].ids) for i in chosen], self.config.micro_tokens)
+        for bin_ in bins[dist.rank()::dist.ranks()]:
             yield pack(items, [chosen[j] for j in bin_], self.device)
 
     def _forward(self, micro: Pack) -> tuple[Tensor, Tensor]:
@@ -189,6 +195,7 @@ class Learner:
         stats = {"grad_norm": 0.0, "steps": 0, "skipped": 0, "nonfinite": 0}
         if not anything:
             return stats | {"skipped": 1}
+        dist.sum_gradients(self.params)
         stats["grad_norm"] = clip_grad_norm(self.params, self.config.grad_clip)
         if math.isfinite(stats["grad_norm"]):
             self.optimizer.step()
@@ -197,6 +204,11 @@ class Learner:
             stats["nonfinite"] = 1
         self.optimizer.zero_grad()
         return stats
+
+
+def sampler_logprobs(episodes: Sequence[Item]) -> list[Tensor]:
+    """The sampler's log-probs of each episode's masked tokens: fp32 [masked tokens] on the CPU."""
+    return [torch.tensor(e.logprobs, dtype=torch.float32)[torch.tensor(e.mask, dtype=torch.bool)] for e in episodes]
 
 
 def entropy_by_level(episodes: Sequence[Item], columns: dict[str, Tensor]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """A policy ready to play: model, adapter, chat format and sampler, from a config, a run folder or a model folder."""
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,14 +8,17 @@ import torch
 
 from model import lora
 from model.checkpoint import load_adapter
+from model.optim import Weights
 from model.qwen import ModelConfig, Qwen
+from rl import dist
 from rl.chat import CompactChat, QwenChat, open_chat
 from rl.config import Config, ConfigError, from_json, replace
 from rl.episode import Episode
+from rl.hub import fetch
 from rl.rollout import new_episodes, rollout
-from rl.run import latest_checkpoint, read_settings
+from rl.run import Checkpoint, latest_checkpoint, read_settings
 from rl.sampler import Sampler, open_sampler
-from stl.world import Task
+from rl.workers import open_workers
 
 
 @dataclass
@@ -24,13 +28,37 @@ class Policy:
     model: Qwen
     adapter: lora.Adapter | None
     sampler: Sampler
+    weights: Weights | None = None  # the trainer's, where they leave the GPU to the sampler
+    base: str = ""  # folder or name of what is below the adapter; "": random weights
 
-    def play(self, tasks: list[Task], samples: int, seed: tuple, temperature: float | None = None,
+    def upload(self) -> None:
+        """Put the trainer's weights on its device; nothing to do where they stay there."""
+        if self.weights:
+            self.weights.upload()
+
+    def release(self) -> None:
+        """Leave the device to the sampler; nothing to do where it uses the same weights."""
+        if self.weights:
+            self.weights.release()
+
+    @contextmanager
+    def uploaded(self) -> Iterator[None]:
+        self.upload()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def play(self, tasks: list, samples: int, seed: tuple, temperature: float | None = None,
              progress: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """`samples` ended episodes of each task, a task's side by side. All luck comes from `seed`, task and sample."""
+        """`samples` ended episodes of each task, a task's side by side. All luck comes from `seed`, task and sample.
+        With several ranks each plays its share of the tasks and gets the episodes of all."""
         self.sampler.temperature = self.config.temperature if temperature is None else temperature
         try:
-            return rollout(self.sampler, self.chat, new_episodes(tasks, samples, *seed), self.config, progress)
+            episodes = new_episodes(tasks, samples, *seed)
+            own = [episode for episode in episodes if episode.group % dist.ranks() == dist.rank()]
+            played = dist.gather(rollout(self.sampler, self.chat, own, self.config, progress))
+            return sorted(played, key=lambda episode: (episode.group, episode.sample))
         finally:
             self.sampler.release()
 
@@ -40,13 +68,27 @@ class Policy:
         return {"sampler": counts} if counts else {}
 
 
-def check_machine(config: Config, folder: str | Path | None) -> None:
-    """Raise ConfigError if this machine lacks the model `folder` or the GPU."""
-    if folder and not Path(folder).is_dir():
-        raise ConfigError(f"model = {str(folder)!r}: there is no such folder; download the model there, or say "
-                          "--model=FOLDER")
+def check_machine(config: Config, folder: str | Path | None) -> Path | None:
+    """The model's local `folder`, fetched if it is a name on the hub. Raises ConfigError if this machine lacks the
+    model, the adapter to start from, or the GPU."""
+    if config.adapter:
+        adapter_folder(config)
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda': this machine has no CUDA device; say --device=cpu")
+        name = f"; model = {str(folder)!r} is not fetched" * bool(folder and not Path(folder).is_dir())
+        raise ConfigError(f"device = 'cuda': this machine has no CUDA device{name}; say --device=cpu, and "
+                          "--model=FOLDER for a model on the disk")
+    return fetch(folder) if folder else None
+
+
+def adapter_folder(config: Config) -> Path:
+    """The folder in PEFT's format that config.adapter names: itself, or the newest checkpoint of a run folder."""
+    folder = Path(config.adapter)
+    if (folder / "checkpoints").is_dir() and (last := latest_checkpoint(folder)):
+        folder = last.folder
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"adapter = {config.adapter!r}: neither an adapter's folder in PEFT's format nor a run "
+                          "folder with a checkpoint of one; train it first, or say --adapter=FOLDER")
+    return folder
 
 
 def random_shape(config: Config, vocab_size: int) -> ModelConfig:
@@ -60,9 +102,11 @@ def random_shape(config: Config, vocab_size: int) -> ModelConfig:
 def make_policy(config: Config, folder: str | Path | None = None, adapter: bool = False) -> Policy:
     """The policy with the weights of the model `folder`, or with the random ones that `config` describes if None.
 
-    With `adapter` the weights are frozen and a fresh LoRA is laid on them; without, all weights are trainable.
+    With `adapter` the weights are frozen and a LoRA is laid on them, a fresh one or config.adapter's; without, all
+    weights are trainable. With vLLM the trainer's weights are in CPU memory until upload().
     """
-    check_machine(config, folder)
+    base, folder = str(folder or ""), check_machine(config, folder)
+    open_workers(config.tool_workers, config.tool_seconds)  # before CUDA starts
     if config.threads:
         torch.set_num_threads(config.threads)
     chat = open_chat(config, folder)
@@ -76,11 +120,26 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
     laid = None
     if adapter:
         laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
+        if config.adapter:
+            load_adapter(laid, adapter_folder(config))
     sampler = open_sampler(config, model, laid, chat, folder)
-    model.to(config.device)
-    for p in laid.parameters() if laid else ():
-        p.data = p.data.to(config.device)
-    return Policy(config, chat, model, laid, sampler)
+    weights = Weights(model, laid.parameters() if laid else [], config.device) if config.sampler == "vllm" else None
+    return Policy(config, chat, model, laid, sampler, weights, base)
+
+
+def resume_policy(config: Config, base: Checkpoint | None, last: Checkpoint | None, adapter: bool = False) -> Policy:
+    """The policy of a run: config.model, or what its supervised stage made of it (`base`: a model, or an adapter), with
+    the adapter of its newest checkpoint `last`. With `adapter` there is one in any case."""
+    folder = config.model or None
+    for checkpoint in filter(None, (base, last)):
+        if (checkpoint.folder / "adapter_config.json").exists():
+            config, adapter = replace(config, adapter=str(checkpoint.folder)), True
+        else:
+            folder = checkpoint.folder
+    policy = make_policy(config, folder, adapter)
+    if last:
+        policy.sampler.load(last.step)
+    return policy
 
 
 def load_policy(folder: str | Path, stage: str | None = None, **changes) -> Policy:
@@ -98,8 +157,4 @@ def load_policy(folder: str | Path, stage: str | None = None, **changes) -> Poli
     last, base = latest_checkpoint(folder, stage), latest_checkpoint(folder, "sft")
     if last is None:
         raise ConfigError(f"{folder}: has no checkpoint yet")
-    policy = make_policy(config, base.folder if base else config.model, adapter=last.stage == "grpo")
-    if last.stage == "grpo":
-        load_adapter(policy.adapter, last.folder)
-        policy.sampler.load(last.step)
-    return policy
+    return resume_policy(config, base, last)

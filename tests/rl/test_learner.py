@@ -38,7 +38,7 @@ class Toy(nn.Module):
 def settings(**changes):
     values = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "importance_cap": 2.0, "loss_aggregation": "token",
               "max_tokens": 64, "micro_tokens": 64, "grad_clip": 1.0, "temperature": 1.0, "mask_truncated": False,
-              "head_chunk": 7}
+              "head_chunk": 7, "old_logprobs": "all"}
     return SimpleNamespace(**(values | changes))
 
 

@@ -1,0 +1,66 @@
+"""Bookkeeping for people who pay: tokens, model FLOPs and their share of the cards' peak, hours and money of a run."""
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from model import budget
+from model.qwen import ModelConfig
+from rl import dist
+from rl.config import Config
+from rl.episode import Episode
+from rl.run import write_json
+
+COST = "cost.json"
+
+
+def flops(shape: ModelConfig, episodes: Sequence[Episode], live: Sequence[Sequence[Episode]], old_logprobs: str
+          ) -> dict[str, int]:
+    """Useful FLOPs of a step's phases, by model/budget.py; `live`: what each optimizer batch runs through the model.
+
+    Sampling is one forward pass over each episode's tokens (what is read again counts as waste), old log-probs are one
+    of the batches that the setting `old_logprobs` says, an update is two: forward, and backward without gradients of
+    the frozen weights.
+    """
+    def forward(items: Sequence[Episode]) -> int:
+        return budget.forward_flops(shape, [len(e.ids) for e in items], sum(e.sampled for e in items))
+
+    passes = [forward(batch) for batch in live]
+    recomputed = {"all": passes, "second": passes[1:], "sampler": []}[old_logprobs]
+    return {"sample": forward(episodes), "old_logprobs": sum(recomputed), "update": 2 * sum(passes)}
+
+
+class Ledger:
+    """Sums over all processes of a run, in its cost.json: what has been paid for, work that was lost and done again
+    too. A process that is killed has not entered what it did since its last step or measurement."""
+
+    def __init__(self, folder: Path, config: Config):
+        self.path, self.config, self.entered = folder / COST, config, time.monotonic()
+        self.sums = json.loads(self.path.read_bytes()) if self.path.exists() else {
+            "seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}}
+
+    def enter(self, row: dict, phases: dict[str, float]) -> None:
+        """Add a row of the metrics, the seconds of its phases, and the time since the last entry."""
+        sums, now = self.sums, time.monotonic()
+        sums["seconds"] += now - self.entered
+        sums["money"] += (now - self.entered) / 3600 * self.config.price_per_hour
+        self.entered = now
+        for name in ("sampled", "trained"):
+            sums[name] += row.get(name, 0)
+        for name, new in (("flops", row.get("flops", {})), ("phases", phases)):
+            for key, value in new.items():
+                sums[name][key] = sums[name].get(key, 0) + value
+        if dist.rank() == 0:
+            write_json(self.path, sums)
+
+    def line(self, row: dict, phases: dict[str, float]) -> str:
+        """What a step took, and the run so far, in words."""
+        peak = 1e12 * self.config.peak_tflops * dist.ranks()
+        shares = " ".join(f"{phase} {work / phases[phase] / peak:.0%}" for phase, work in row["flops"].items()
+                          if work and phases.get(phase)) if peak else ""
+        hours = self.sums["seconds"] / 3600
+        money = f", {self.sums['money']:.2f} at {self.config.price_per_hour:g} an hour" * (self.sums["money"] > 0)
+        return (f"          {row['sampled']:,} tokens sampled, {row['trained']:,} trained"
+                f"{'; of the peak: ' * bool(shares)}{shares}; the run so far: {hours:.2f} hours{money}")
