@@ -81,7 +81,7 @@ def test_force_goes_on_with_new_settings(tmp_path):
     run.close()
     run = Run.open(settings(steps=160), tmp_path, force=True)
     assert not run.finished and read_settings(run.folder)["steps"] == 160
-    assert names(run.folder / "episodes") == ["step-000003.jsonl.gz"]  # 4 was sampled under the old settings, not learnt
+    assert names(run.folder / "episodes") == ["step-000003.jsonl.gz"]  # 4: sampled under the old ones, not learnt
     run.finish()
     run.close()
     assert Run.open(settings(steps=160), tmp_path, force=True).finished  # nothing changed
