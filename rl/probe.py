@@ -47,11 +47,11 @@ def probe(policy, say=print) -> dict[str, tuple[float, float]]:
     sampler, adapter, config = policy.sampler, policy.adapter, policy.config
     task = open_env(config.env).make_task(next(iter(config.mix)), "probe", 0)
     prompt = policy.chat.prompt(task)[:min(PROMPT, config.max_tokens - TURN)]
-    kinds = {}
-    for kind in dict.fromkeys(name.rpartition(".")[2] for name in adapter.terms):
-        kinds[kind] = find_scale(policy, kind, prompt)
-        if kinds[kind] is None:
-            say(f"the probe cannot tell whether {kind} arrives: its B moves the policy by no more than rounding does")
+    with policy.uploaded():
+        kinds = {kind: find_scale(policy, kind, prompt)
+                 for kind in dict.fromkeys(name.rpartition(".")[2] for name in adapter.terms)}
+    for kind in (kind for kind, scale in kinds.items() if scale is None):
+        say(f"the probe cannot tell whether {kind} arrives: its B moves the policy by no more than rounding does")
     kinds = {kind: scale for kind, scale in kinds.items() if scale} | {"": 0.0}
     version, sampler.temperature, turns = sampler.version, 1.0, {}
     try:
@@ -61,9 +61,8 @@ def probe(policy, say=print) -> dict[str, tuple[float, float]]:
                 turns[kind] = sample(sampler, prompt)
     finally:
         sampler.release()
-    found = {}
-    for kind, turn in reversed(turns.items()):
-        found[kind] = compare(policy, kind, kinds[kind], prompt, turn)
+    with policy.uploaded():
+        found = {kind: compare(policy, kind, kinds[kind], prompt, turn) for kind, turn in reversed(turns.items())}
     sampler.metrics()  # not of the run
     return found
 
