@@ -1,17 +1,27 @@
 """Reports from episodes and metrics: success by level with its interval, pass@k, failures, endings, learning curves."""
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
+from rl import habits
 from rl.episode import TRUNCATED, Episode
+from rl.run import RunError, read_rows
 
+OUTCOMES = ("fail", "mixed", "succeed")  # of a group: none of its episodes succeeds, some do, all do
 Z95 = 1.959964  # of the normal distribution: 95% lie within so many standard deviations
 FAILURES = {
     "collision": "through an obstacle", "speed": "too fast", "workspace": "out of the workspace",
     "clause": "a formula fails", "format": "malformed answer", "missing": "no answer",
+}
+SERIES = {  # of a training step: what a report tells of its course, and from which figure of `course`
+    "training reward": "reward", "loss, nats a token": "loss", "entropy, nats a sampled token": "entropy",
+    "sampled tokens an episode": "tokens", "turns an episode": "turns", "share of episodes truncated": "truncated",
+    "share of episodes without an answer": "unanswered", "gradient norm": "grad_norm",
 }
 
 
@@ -42,11 +52,12 @@ def failure(episode: Episode) -> str | None:
 def summarize(episodes: Sequence[Episode]) -> dict:
     """Figures over all episodes, ready for JSON, and the same for each level under "levels".
 
-    {"tasks", "episodes", "successes", "success", "reward", "interval", "pass_at": {"1": ...}, "groups", "failures",
-    "endings", "turns", "tokens", "levels": {"L0": {...}, ...}}
+    {"tasks", "episodes", "successes", "success", "reward", "interval", "pass_at": {"1": ...}, "groups", "histogram",
+    "failures", "endings", "habits", "turns", "tokens", "levels": {"L0": {...}, ...}}
 
     Episodes of one `group` are samples of one task. The interval counts tasks, as samples of one task are not
-    independent. "groups" counts tasks by outcome; "tokens" are those that the policy chose, a mean per episode.
+    independent. "groups" counts tasks by outcome, "histogram" by the number of successes from 0 on; "habits" are the
+    sums of rl.habits.count; "tokens" are those that the policy chose, a mean per episode.
     """
     levels: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -61,20 +72,175 @@ def _figures(episodes: Sequence[Episode]) -> dict:
     n, successes = len(episodes), sum(map(sum, groups.values()))
     fewest = min(map(len, groups.values()))
     ks = [2**i for i in range(fewest.bit_length()) if 2**i < fewest] + [fewest]
+    counts = list(map(habits.count, episodes))
     outcomes = Counter("succeed" if all(group) else "mixed" if any(group) else "fail" for group in groups.values())
     return {
         "tasks": len(groups), "episodes": n, "successes": successes, "success": successes / n,
         "reward": sum(e.reward for e in episodes) / n, "interval": list(wilson(successes / n, len(groups))),
         "pass_at": {str(k): sum(pass_at(k, len(g), sum(g)) for g in groups.values()) / len(groups) for k in ks},
-        "groups": {outcome: outcomes[outcome] for outcome in ("fail", "mixed", "succeed")},
+        "groups": {outcome: outcomes[outcome] for outcome in OUTCOMES},
+        "histogram": [sum(sum(g) == i for g in groups.values()) for i in range(max(map(len, groups.values())) + 1)],
         "failures": dict(Counter(filter(None, map(failure, episodes))).most_common()),
         "endings": dict(Counter(e.ending for e in episodes).most_common()),
+        "habits": {name: sum(count[name] for count in counts) for name in counts[0]},
         "turns": sum(e.turns for e in episodes) / n, "tokens": sum(e.sampled for e in episodes) / n,
     }
 
 
+def combine(summaries: Sequence[dict], levels: Sequence[str] = ()) -> dict | None:
+    """The summary of all episodes of `summaries`, between which no group is split; only of `levels`, if given. None
+    without episodes. What an older program did not count is left out."""
+    parts: dict[str, list[dict]] = {}
+    for summary in summaries:
+        for level, figures in summary["levels"].items():
+            if not levels or level in levels:
+                parts.setdefault(level, []).append(figures)
+    if not parts:
+        return None
+    whole = _sum([figures for part in parts.values() for figures in part])
+    return whole | {"levels": {level: _sum(parts[level]) for level in sorted(parts)}}
+
+
+def _sum(parts: list[dict]) -> dict:
+    def add(name: str) -> dict:
+        total: Counter = Counter()
+        for part in parts:
+            total.update(part.get(name, {}))
+        return dict(total)
+
+    def mean(value, weight: str) -> float:
+        return sum(value(part) * part[weight] for part in parts) / total[weight]
+
+    total = {name: sum(part[name] for part in parts) for name in ("tasks", "episodes", "successes")}
+    rate, long = total["successes"] / total["episodes"], [part.get("histogram", []) for part in parts]
+    ks = [k for k in parts[0]["pass_at"] if all(k in part["pass_at"] for part in parts)]
+    return total | {
+        "success": rate, "reward": mean(lambda part: part["reward"], "episodes"),
+        "interval": list(wilson(rate, total["tasks"])),
+        "pass_at": {k: mean(lambda part, k=k: part["pass_at"][k], "tasks") for k in ks},
+        "groups": add("groups"), "histogram": [sum(column) for column in zip_longest(*long, fillvalue=0)],
+        **{name: dict(Counter(add(name)).most_common()) for name in ("failures", "endings")}, "habits": add("habits"),
+        **{name: mean(lambda part, name=name: part[name], "episodes") for name in ("turns", "tokens")},
+    }
+
+
+def course(row: dict) -> dict:
+    """What one training step's row of the metrics says for the curves; see SERIES."""
+    found = {"stage": row["stage"], "step": row["step"]}
+    if row["stage"] == "grpo":
+        found |= {key: row[key] for key in ("reward", "tokens", "turns")} | {
+            key: _learner(key)(row) for key in ("entropy", "grad_norm")}
+        found |= {"unanswered": GRPO_PANELS["share of episodes"]["no answer"](row),
+                  "truncated": GRPO_PANELS["share of episodes"]["truncated"](row),
+                  "levels": {level: figures["success"] for level, figures in row["levels"].items()}}
+    return found | {key: row[key] for key in ("loss", "entropy", "grad_norm") if row["stage"] == "sft" and key in row}
+
+
+def load(source: str | Path, first: int = 1, last: int | None = None, levels: Sequence[str] = ()) -> dict:
+    """The report of a run folder, or of a file that eval.py --json wrote, ready for JSON. Raises RunError.
+
+    {"name", "steps": [first, last] or None, "training": the summary of those GRPO steps or None, "held_out": [summaries
+    with "of", "step" and "temperature"], "course": [of each training step], "time": {phase: seconds of the GRPO steps},
+    "cost": {"seconds", "money", "sampled", "trained", ...} or None}
+
+    `levels` restricts the summaries to some levels; "held_out" and "course" are of the whole run, whatever the steps.
+    """
+    path = Path(source)
+    if path.is_file():
+        try:
+            measured = json.loads(path.read_bytes())
+            rows = [{"stage": "eval", "of": measured["policy"], "step": None} | measured]
+            held_out = [_measured(row, levels) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise RunError(f"{source}: not a result of eval.py --json") from None
+        return {"name": path.stem, "steps": None, "training": None, "held_out": list(filter(None, held_out)),
+                "course": [], "time": {}, "cost": None}
+    rows = read_rows(path)
+    if not rows:
+        raise RunError(f"{source}: neither a run folder with metrics nor a result of eval.py --json")
+    chosen = [row for row in rows if row["stage"] == "grpo" and first <= row["step"] <= (last or row["step"])]
+    time: Counter = Counter()
+    for row in chosen:
+        time.update(row["time"])
+    cost = path / "cost.json"
+    return {"name": path.name, "steps": [chosen[0]["step"], chosen[-1]["step"]] if chosen else None,
+            "training": combine(chosen, levels), "time": dict(time.most_common()),
+            "held_out": list(filter(None, (_measured(row, levels) for row in rows if row["stage"] == "eval"))),
+            "course": [course(row) for row in rows if row["stage"] in ("sft", "grpo")],
+            "cost": json.loads(cost.read_bytes()) if cost.exists() else None}
+
+
+def _measured(row: dict, levels: Sequence[str]) -> dict | None:
+    figures = combine([row], levels)
+    return figures and {key: row[key] for key in ("of", "step", "temperature")} | figures
+
+
+def sections(report: dict) -> dict[str, dict[str, str]]:
+    """What `load` found as tables of words: {title: {row: cell}}."""
+    made, last = {}, {row["temperature"]: row for row in report["held_out"]}
+    for heat, row in sorted(last.items(), key=lambda item: -(item[0] or 0)):
+        own = [r for r in report["held_out"] if r["temperature"] == heat and r["of"] == row["of"]]
+        made["held-out success" + (f", temperature {heat:g}" if heat is not None else "")] = {
+            "measured after": f"{row['of']} step {row['step']}" if row["step"] is not None else row["of"],
+            **{level: _rate(figures) for level, figures in [*row["levels"].items(), ("all", row)]},
+            **({"all, by step": " ".join(f"{r['step']}:{r['success']:.2f}" for r in own)} if len(own) > 1 else {})}
+    of, steps = report["training"] or (report["held_out"] or [None])[-1], report["steps"]
+    if of is None:
+        return made
+    if steps:
+        made["training"] = {"steps": f"{steps[0]}-{steps[1]}"}
+    levels = [*of["levels"].items(), *([("all", of)] if len(of["levels"]) > 1 else [])]
+    made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
+        f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in levels}
+    made["groups by successes 0, 1, 2, ..."] = {level: " ".join(map(str, f["histogram"])) for level, f in levels}
+    made["success of an episode (95% interval)"] = {level: _rate(f) for level, f in levels}
+    n = of["episodes"]
+    made["why episodes fail (first problem)"] = {FAILURES.get(k, k): f"{v / n:.1%}" for k, v in of["failures"].items()}
+    made["how episodes end"] = {kind: f"{count / n:.1%}" for kind, count in of["endings"].items()}
+    made["tool habits"] = habits.shares(of["habits"])
+    made["course, first step to last"] = _courses(report) | {"turns": f"{of['turns']:.1f} on average",
+                                                             "sampled tokens": f"{of['tokens']:.0f} on average"}
+    total = sum(report["time"].values())
+    made["time of these steps"] = {phase: f"{value / total:.1%}" for phase, value in report["time"].items()}
+    if cost := report["cost"]:
+        made["cost of the whole run"] = {
+            "hours": f"{cost['seconds'] / 3600:.2f}", "money": f"{cost['money']:.2f}" if cost["money"] else "not set",
+            "tokens sampled": f"{cost['sampled']:,}", "tokens trained": f"{cost['trained']:,}"}
+    return {title: rows for title, rows in made.items() if rows}
+
+
+def _rate(figures: dict) -> str:
+    low, high = figures["interval"]
+    return f"{figures['success']:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _courses(report: dict) -> dict[str, str]:
+    """Of each series of the steps in the report: the first value, the last one, and the extreme between if beyond."""
+    first, last = report["steps"] or (0, -1)
+    steps = [point for point in report["course"] if point["stage"] == "grpo" and first <= point["step"] <= last]
+    found = {}
+    for title, key in SERIES.items():
+        values = [point[key] for point in steps if point.get(key) is not None]
+        if values:
+            found[title] = f"{values[0]:.4g} to {values[-1]:.4g} (from {min(values):.4g} to {max(values):.4g})"
+    return found
+
+
+def side_by_side(reports: Sequence[dict]) -> str:
+    """The reports as one table of text, a column each."""
+    made = [sections(report) for report in reports]
+    titles = list(dict.fromkeys(title for one in made for title in one))
+    lines = [["", *(report["name"] for report in reports)]]
+    for title in titles:
+        rows = dict.fromkeys(row for one in made for row in one.get(title, ()))
+        lines += [[], [title], *(["  " + row, *(one.get(title, {}).get(row, "-") for one in made)] for row in rows)]
+    widths = [max(len(line[i]) for line in lines if len(line) > 1) for i in range(len(reports) + 1)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
+                     for line in lines)
+
+
 def table(summary: dict) -> str:
-    """The summary as text: a row per level, then why and how episodes ended."""
+    """The summary as text: a row per level, then why and how episodes ended and how tools were used."""
     ks = [k for k in summary["pass_at"] if k != "1"]
     rows = [["level", "tasks", "episodes", "solved", "success", "95% interval", *(f"pass@{k}" for k in ks),
              "turns", "tokens"]]
@@ -85,8 +251,10 @@ def table(summary: dict) -> str:
                      f"{f['tokens']:.0f}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    used = habits.shares(summary["habits"])
     failures = {FAILURES.get(kind, kind): count for kind, count in summary["failures"].items()}
-    return "\n".join([*lines, "", f"why they failed (first problem): {_shares(failures, summary['episodes'])}",
+    return "\n".join([*lines, "", "tool habits: " + ", ".join(f"{name} {share}" for name, share in used.items()),
+                      f"why they failed (first problem): {_shares(failures, summary['episodes'])}",
                       f"how they ended: {_shares(summary['endings'], summary['episodes'])}"])
 
 
