@@ -11,7 +11,8 @@ config = Config(
     about="GRPO on Qwen3.5-9B with tools; one H100 80 GB, two to three days",
     seed=0,  # not said
     # The policy
-    model="Qwen/Qwen3.5-9B",  # a folder with the published weights and tokenizer; --model=FOLDER for another place
+    model="Qwen/Qwen3.5-9B",  # fetched from the Hugging Face hub, 18 GB; --model=FOLDER where it lies on the disk
+    adapter="",  # the LoRA starts from nothing; l8_distilled begins with one that imitation has trained
     architecture={  # the published numbers, for --plan where the folder is absent; else its config.json counts
         "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
         "num_hidden_layers": 32, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
@@ -36,12 +37,16 @@ config = Config(
     max_tokens=32768,
     max_turn_tokens=8192,  # not said; a quarter of the episode, so that one rambling turn does not use it up
     max_turn_calls=8,  # not said; a plan leg by leg needs one or two
+    tool_workers=4,  # ours: tools run beside the sampler, which never waits for them
+    tool_seconds=10.0,  # ours; a call takes milliseconds
     # GRPO: 256 episodes a step in two optimizer batches of 128
-    sft_steps=0,  # straight from the published model; l8_distilled begins with imitation
+    sft_steps=0,  # straight from the published model
     steps=80,  # 40 planned there, then continued to 80
     tasks_per_step=32,
     samples=8,
     optimizer_steps=2,
+    old_logprobs="all",  # recomputed by the trainer, as there: 9% of a step; "second" halves that, to the same effect
+    dynamic_sampling=False,  # as there, though four in ten groups of L8 teach nothing at first; ours with max_drawn=96
     lr=1e-5,  # constant: whether it was is not said, but 160 optimizer steps leave little to decay
     betas=(0.9, 0.999),  # not said; AdamW's defaults
     weight_decay=0.01,  # not said; verl's default
@@ -58,7 +63,14 @@ config = Config(
     head_chunk=1024,  # ours: 1.9 GiB of logits at a time
     # Measuring and keeping
     eval_every=10,  # one episode a task, at the same temperature, with fixed seeds
-    sampler="torch",
-    sampler_slots=40,  # ours: this sampler reserves max_tokens for each, 1.05 GiB
+    sampler="vllm",
+    sampler_slots=256,  # ours: a step's episodes; vLLM admits as many as its cache has room for
+    sync="adapter",  # ours: merging into bfloat16 loses most of a small change to rounding (docs/vllm.md)
+    sleep_level=0,  # ours: the engine keeps its weights, 17 GiB, while the trainer works; by the plan both fit
+    gpu_memory=0.85,  # ours: of the card while it samples, when the trainer's weights are in CPU memory
+    mismatch_bound=0.05,  # ours, nats; rounding alone makes about 0.01
+    probe_every=10,  # ours: proof that new weights arrive in vLLM
+    peak_tflops=989.0,  # of an H100 SXM in bfloat16, by its datasheet
+    price_per_hour=2.0,  # there spot machines cost 0.8 to 2 dollars; set what yours costs
     keep_checkpoints=3,  # ours; one is written after every step, 2 GB
 )
