@@ -1,14 +1,13 @@
 """Many episodes at once: sample a turn, run its tools, append their answers, sample on, until all have ended."""
 from collections.abc import Callable
 
+from rl.env import open_env
 from rl.episode import Episode
 from rl.sampler import Completion, make_seed
-from stl.prompts import grade
-from stl.tools import call_tool
-from stl.world import Task
+from rl.workers import open_workers
 
 
-def new_episodes(tasks: list[Task], samples: int, *seed_parts) -> list[Episode]:
+def new_episodes(tasks: list, samples: int, *seed_parts) -> list[Episode]:
     """`samples` episodes of each task, a task's side by side; each one's seed comes from (seed_parts, task, sample)."""
     return [Episode(task, make_seed(*seed_parts, task.id, sample), group, sample)
             for group, task in enumerate(tasks) for sample in range(samples)]
@@ -19,24 +18,40 @@ def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[
     """Play `episodes` to their ends and return them, in their order.
 
     Each ends as Episode.ending says. Errors that the tools raise on a model's text would be faults of ours; text from
-    a model leads to readable tool answers, never to exceptions.
+    a model leads to readable tool answers, never to exceptions. While config.tool_workers processes run the tools, the
+    sampler goes on with the other episodes: what an episode says does not depend on when its answers come, but who is
+    sampled beside whom does, and so does the rounding of a sampler that rounds differently in another batch.
     """
+    workers = open_workers(config.tool_workers, config.tool_seconds)
+    workers.forget()
+
+    def go_on(key: int, episode: Episode) -> None:
+        if episode.ending is None:
+            ask(sampler, key, episode, config)
+        if episode.ending is not None:
+            sampler.drop(key)
+            if progress:
+                progress(episode)
+
     for key, episode in enumerate(episodes):
         episode.version = sampler.version
         prompt = chat.prompt(episode.task)
         episode.append(prompt)
         episode.messages.append({"role": "prompt", "content": chat.text(prompt)})
-        ask(sampler, key, episode, config)
+        go_on(key, episode)
     while any(episode.ending is None for episode in episodes):
-        for completion in sampler.step():
+        completions = sampler.step(workers.ready)
+        for completion in completions:
             episode = episodes[completion.key]
             take_turn(chat, episode, completion, config)
-            if episode.ending is None:
-                ask(sampler, completion.key, episode, config)
-            if episode.ending is not None:
-                sampler.drop(completion.key)
-                if progress:
-                    progress(episode)
+            if episode.calls:
+                workers.submit(completion.key, [what_to_run(i, call, episode.task, config)
+                                                for i, call in enumerate(episode.calls)])
+            else:
+                go_on(completion.key, episode)
+        for key, texts in workers.collect(block=not completions):
+            take_answers(chat, episodes[key], texts, config)
+            go_on(key, episodes[key])
     return episodes
 
 
@@ -52,7 +67,7 @@ def ask(sampler, key: int, episode: Episode, config) -> None:
 
 
 def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
-    """Append a sampled turn; run its calls and append their answers, or end the episode."""
+    """Append a sampled turn; it leaves calls to be answered, or ends the episode."""
     episode.append(completion.ids, completion.logprobs)
     episode.turns += 1
     last = completion.ids[-1]
@@ -65,13 +80,12 @@ def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
     else:
         turn = chat.parse(completion.ids)
         episode.messages.append(turn.message())
-        if turn.calls:
-            answer_calls(chat, episode, turn.calls, config)
-        else:
-            finish(episode, turn.content)
+        episode.calls = turn.calls
+        if not turn.calls:
+            finish(episode, turn.content, open_env(config.env).grade)
 
 
-def finish(episode: Episode, text: str) -> None:
+def finish(episode: Episode, text: str, grade: Callable) -> None:
     """Grade the final message. A fault of the grader's own is counted as the ending "error", and costs one reward."""
     try:
         verdict = grade(episode.task, text)
@@ -83,21 +97,23 @@ def finish(episode: Episode, text: str) -> None:
     episode.end("answer" if answered else "no answer", verdict)
 
 
-def answer_calls(chat, episode: Episode, calls: list, config) -> None:
-    """Run a turn's calls in order and append their answers, unless they no longer fit."""
-    answers = []
-    for i, call in enumerate(calls):
-        if i >= config.max_turn_calls:
-            text = f"Error: not run, a turn has at most {config.max_turn_calls} calls."
-        elif call.error:
-            text = f"Error: {call.error}."
-        elif not config.tools:
-            text = "Error: there are no tools here; answer directly."
-        else:
-            text = call_tool(episode.task, call.name, call.arguments, config.tool_manner)
-        answers.append(text)
+def what_to_run(place: int, call, task, config) -> str | tuple:
+    """The function and arguments that answer a turn's call number `place`, or the answer itself if it is not to run."""
+    if place >= config.max_turn_calls:
+        return f"Error: not run, a turn has at most {config.max_turn_calls} calls."
+    if call.error:
+        return f"Error: {call.error}."
+    if not config.tools:
+        return "Error: there are no tools here; answer directly."
+    return open_env(config.env).call_tool, task, call.name, call.arguments, config.tool_manner
+
+
+def take_answers(chat, episode: Episode, texts: list[str], config) -> None:
+    """Append the answers to the last turn's calls, unless they no longer fit."""
+    episode.calls = []
+    for i, text in enumerate(texts):
         episode.messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": text})
-    ids = chat.tool_turn(answers)
+    ids = chat.tool_turn(texts)
     if len(episode.ids) + len(ids) >= config.max_tokens:
         episode.end("tokens")  # the budget counts tool text too, and never overflows
     else:

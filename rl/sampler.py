@@ -5,6 +5,7 @@ the longer list under the same key (a sampler keeps the caches of what it has re
 `drop` the key when the conversation is over.
 """
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +22,19 @@ class Completion:
     stopped: bool  # False: cut by max_new
 
 
+def never() -> bool:
+    return False
+
+
 class Sampler(Protocol):
     version: int  # of the weights it samples from
 
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         """Ask for a continuation of `ids` by up to `max_new` tokens; `seed` decides its random numbers."""
 
-    def step(self) -> list[Completion]:
-        """Work until at least one request is done; [] only when there is none."""
+    def step(self, until: Callable[[], bool] = never) -> list[Completion]:
+        """Work until at least one request is done, or `until` says that the caller has other work; [] where that comes
+        first, or no request can be worked on."""
 
     def drop(self, key: int) -> None:
         """Forget a conversation."""
@@ -46,7 +52,9 @@ class Sampler(Protocol):
 def open_sampler(config, model, adapter, chat, folder=None) -> Sampler:
     """The sampler that `config` names. vLLM reads the weights of the model `folder`, which are those of `model`."""
     if config.sampler == "script":
-        raise ValueError("sampler = 'script': a scripted sampler is handed its turns; build ScriptSampler yourself")
+        from rl.dryrun import Script
+
+        return Script(config, chat)
     stop_ids = [chat.stop_id, *chat.end_ids]
     if config.sampler == "vllm":
         from rl.sampler_vllm import VllmSampler

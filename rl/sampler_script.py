@@ -1,7 +1,7 @@
 """A sampler that says what it is told to: it replays given turns through the real rollout, for dry runs and tests."""
 from collections.abc import Callable
 
-from rl.sampler import Completion
+from rl.sampler import Completion, never
 
 
 class ScriptSampler:
@@ -21,7 +21,7 @@ class ScriptSampler:
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         self.waiting.append((key, max_new))
 
-    def step(self) -> list[Completion]:
+    def step(self, until=never) -> list[Completion]:
         done = []
         for key, max_new in self.waiting:
             turn = self.turns[key] = self.turns.get(key, -1) + 1

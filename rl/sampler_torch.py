@@ -1,11 +1,12 @@
 """The sampler in plain PyTorch, for any machine: continuous batching over slots whose caches live between turns."""
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from rl.sampler import Completion, uniforms
+from rl.sampler import Completion, never, uniforms
 
 
 @dataclass
@@ -61,10 +62,10 @@ class TorchSampler:
             self.free.append(slot)
 
     @torch.no_grad()
-    def step(self) -> list[Completion]:
+    def step(self, until: Callable[[], bool] = never) -> list[Completion]:
         done: list[Completion] = []
         enough = max(1, len(self.active) // 8)  # turns to finish before their next ones are read together
-        while len(done) < enough and (self.waiting or self.active):
+        while len(done) < enough and (self.waiting or self.active) and not until():
             requests, starts = self._admit()
             if not requests:
                 if not self.active:

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 
 from model.checkpoint import save_adapter
 from model.lora import merged
-from rl.sampler import Completion, make_seed
+from rl.sampler import Completion, make_seed, never
 
 VERSION = "0.32.0"  # what the requirements pin; other versions keep other promises
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM's adapters can have
@@ -81,7 +82,7 @@ class VllmSampler:
         else:
             self.waiting.append(key)
 
-    def step(self) -> list[Completion]:
+    def step(self, until: Callable[[], bool] = never) -> list[Completion]:
         if not self.requests:
             return []
         self._wake()
@@ -89,7 +90,7 @@ class VllmSampler:
         try:
             self._admit()
             with time_limit(self.config.engine_seconds):
-                while not done and self.names:
+                while not done and self.names and not until():
                     for output in self.engine.step():
                         if output.finished:
                             done.append(self._complete(output))
@@ -97,7 +98,7 @@ class VllmSampler:
             raise
         except Exception as error:  # whatever an engine can die of
             self._revive(error)
-            return done or self.step()
+            return done or self.step(until)
         return done
 
     def drop(self, key: int) -> None:

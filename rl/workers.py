@@ -1,0 +1,155 @@
+"""Tool calls in processes of their own: the sampler goes on meanwhile, and a call that hangs costs one answer.
+
+A worker reads pickled calls from its standard input and writes their results to its standard output. It knows nothing
+of torch or a GPU. It ends when its input does, as it also does when the parent is killed; its own timer ends it in
+a call that takes too long.
+"""
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import wait
+
+START = "import sys; sys.path[:] = {path!r}; from rl.workers import serve; serve({seconds!r})"
+TRIES = 3  # of a call whose worker dies otherwise than by its timer
+DEATHS = 10  # of workers, without a result in between: then it is not the calls
+
+
+@dataclass
+class Job:
+    """One call of a turn, and where its answer goes."""
+
+    call: bytes
+    place: int
+    texts: list[str | None]  # the turn's answers, None where they are not there yet
+    key: int
+    finished: list
+    tries: int = 0
+
+
+class Workers:
+    """Runs the calls of whole turns in `count` processes, `seconds` for each call; 0 processes: at once, in this one.
+
+    Answers come back in the order in which turns are done; a turn's own are in the order of its calls.
+    """
+
+    def __init__(self, count: int, seconds: float):
+        self.seconds, self.deaths = seconds, 0
+        self.queue: deque[Job] = deque()
+        self.processes = [self._start() for _ in range(count)]
+        self.busy: dict[int, Job] = {}  # by the index of its process
+        self.finished: list[tuple[int, list[str]]] = []
+
+    def submit(self, key: int, calls: list[str | tuple]) -> None:
+        """Run a turn's calls, each (function of a module, argument, ...); a text stands for its own answer."""
+        texts = [call if isinstance(call, str) else None for call in calls]
+        for place, call in enumerate(calls):
+            if isinstance(call, str):
+                continue
+            try:
+                packed = pickle.dumps(call) if self.processes else b""
+            except RecursionError:  # lists within lists, which no tool takes
+                packed = b""
+            if packed:
+                self.queue.append(Job(packed, place, texts, key, self.finished))
+            else:
+                texts[place] = call[0](*call[1:])
+        if None not in texts:
+            self.finished.append((key, texts))
+        self._feed()
+
+    def ready(self) -> bool:
+        """Whether some worker has an answer."""
+        return bool(self.finished or self._wait(0))
+
+    def collect(self, block: bool) -> list[tuple[int, list[str]]]:
+        """(key, answers) of the turns that are done; with `block` wait for one, unless none is there to wait for."""
+        while self.busy and (answered := self._wait(None if block and not self.finished else 0)):
+            for index in answered:
+                self._receive(index)
+            self._feed()
+        done = list(self.finished)
+        self.finished.clear()
+        return done
+
+    def forget(self) -> None:
+        """Drop all calls: what workers are still busy with goes to a list that nobody reads."""
+        self.queue.clear()
+        self.finished = []
+
+    def _start(self) -> subprocess.Popen:
+        command = START.format(path=sys.path, seconds=self.seconds)
+        return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)  # Ctrl-C is ours
+
+    def _wait(self, seconds: float | None) -> list[int]:
+        pipes = {self.processes[index].stdout: index for index in self.busy}
+        return [pipes[pipe] for pipe in wait(list(pipes), seconds)]
+
+    def _feed(self) -> None:
+        for index in range(len(self.processes)):
+            while self.queue and index not in self.busy:
+                self.busy[index] = self.queue.popleft()
+                try:
+                    self.processes[index].stdin.write(self.busy[index].call)
+                    self.processes[index].stdin.flush()
+                except BrokenPipeError:
+                    self._bury(index)
+
+    def _receive(self, index: int) -> None:
+        try:
+            text = pickle.load(self.processes[index].stdout)
+        except (EOFError, pickle.UnpicklingError):
+            return self._bury(index)
+        self.deaths = 0
+        self._answer(self.busy.pop(index), text)
+
+    def _answer(self, job: Job, text: str) -> None:
+        job.texts[job.place] = text
+        if None not in job.texts:
+            job.finished.append((job.key, job.texts))
+
+    def _bury(self, index: int) -> None:
+        """Replace a dead worker. The call that it died of is answered so, if by the timer, or else tried again."""
+        job, process = self.busy.pop(index), self.processes[index]
+        process.stdout.close()
+        with suppress(BrokenPipeError):  # of what was not written
+            process.stdin.close()
+        code = process.wait()
+        self.processes[index] = self._start()
+        if code == -signal.SIGALRM:
+            return self._answer(job, f"Error: the call took longer than {self.seconds:g} s and was stopped.")
+        job.tries, self.deaths = job.tries + 1, self.deaths + 1
+        if self.deaths == DEATHS:
+            raise RuntimeError(f"{DEATHS} tool workers died one after the other (exit code {code}); see above why, or "
+                               "set tool_workers = 0 to run tools in this process")
+        if job.tries < TRIES:
+            self.queue.appendleft(job)
+        else:
+            self._answer(job, "Error: the tool failed.")
+
+
+@cache
+def open_workers(count: int, seconds: float) -> Workers:
+    """The process's own Workers of these settings: they outlive a rollout, as starting them takes a moment."""
+    return Workers(count, seconds)
+
+
+def serve(seconds: float) -> None:
+    """What a worker does until its input ends."""
+    calls, results = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a tool that prints must not write between the results
+    for number in (signal.SIGALRM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    while calls.peek(1):
+        function, *arguments = pickle.load(calls)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        text = function(*arguments)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pickle.dump(text, results)
+        results.flush()
