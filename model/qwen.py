@@ -264,12 +264,18 @@ class Qwen(nn.Module):
     @classmethod
     def random(cls, config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32, device="cpu") -> Qwen:
         """A fresh model to train: unit embeddings, matrices of variance 1/fan-in (those that write to the residual
-        stream smaller by sqrt(2 layers)), an untied head at zero, so that the first loss is log(vocab_size)."""
+        stream smaller by sqrt(2 layers)). The first loss is near log(vocab_size).
+
+        An untied head starts as the embeddings times 6 / hidden_size: where a layer passes a token's embedding on, that
+        token's logit rises, up to 6. So copying is learnt once and not for each token (docs/log.md, 2026-11-30).
+        """
         with torch.device("meta"):
             model = cls(config).to(dtype)
         generator = torch.Generator(device).manual_seed(seed)
         for name, p in model.to_empty(device=device).named_parameters():
             _init(name, p, config, generator)
+        if not config.tie_word_embeddings:
+            model.lm_head.weight.data.copy_(model.embed_tokens.weight).mul_(6 / config.hidden_size)
         return model
 
     @property
@@ -320,8 +326,6 @@ def _init(name: str, p: Tensor, config: ModelConfig, generator: torch.Generator)
     """Fill one parameter of a fresh model."""
     if name.endswith("norm.weight"):
         p.fill_(0.0 if config.gated and "linear_attn" not in name else 1.0)
-    elif name == "lm_head.weight":
-        p.zero_()
     elif name == "embed_tokens.weight":
         p.normal_(0, config.hidden_size**-0.5 if config.tie_word_embeddings else 1.0, generator=generator)
     elif name.endswith("A_log"):

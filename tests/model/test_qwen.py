@@ -1,5 +1,7 @@
 """The decoder against transformers: logits, packed rows, decoding."""
 
+import math
+
 import pytest
 import torch
 
@@ -118,13 +120,16 @@ def test_gradients_do_not_cross_rows_and_survive_checkpointing(reference, kind):
         assert torch.equal(gradient, again[name]), name
 
 
-def test_random_model_starts_at_the_uniform_guess():
+def test_random_model_starts_near_the_uniform_guess_and_favours_the_token_that_is_passed_on():
     delta = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
     kinds = ("linear_attention",) * 3 + ("full_attention",)
     config = ModelConfig(50, 32, 64, 4, 4, 2, 8, "qwen3_5_text", layer_types=kinds, **delta)
     a, b = Qwen.random(config, seed=1), Qwen.random(config, seed=1)
     hidden = a(*packed([20], 50))
-    assert torch.isfinite(hidden).all() and not a.head(hidden).any()
+    ids = torch.arange(49)
+    loss = torch.nn.functional.cross_entropy(a.head(a(ids, torch.tensor([0, 49]))), ids + 1)  # 50 tokens, each once
+    assert torch.isfinite(hidden).all() and math.log(50) < loss < math.log(50) + 2
+    assert torch.equal(a.head(a.embed_tokens.weight).argmax(1), torch.arange(50))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
