@@ -4,12 +4,17 @@
     python sample.py --policy expert --level L1 --seed 3 --draw out.png
     python sample.py --policy runs/tiny --task my_task.json --temperature 0
     python sample.py --policy search --task my_task.json      can it be done? a path, or none found within 10 s
+    python sample.py --collect data/distill.jsonl --policy api --tasks distill --teacher_model=NAME --teacher_url=URL
 
 --level and --seed name a task of the evaluation set (its number there; beyond its end come fresh tasks), and what a
 model says is what eval.py got for it. Without a run in runs/ the scripted expert plans.
+
+--collect has many tasks solved and keeps the conversations to learn from, by the expert if no --policy is named; the
+same command goes on where it was. rl/teacher.py says what is written, configs/sft.py what comes next.
 """
 import json
 import sys
+from pathlib import Path
 
 from rl import cli
 from rl.cli import printable
@@ -30,8 +35,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--task", metavar="FILE", help="plan the task in this JSON file instead")
     parser.add_argument("--temperature", type=cli.temperature, metavar="T", help="of sampling (default: the run's own)")
     parser.add_argument("--draw", metavar="FILE", help="draw map and path into a .png, .svg or .gif")
-    args = parser.parse_args(argv)
-    return cli.run_script("sample.py", lambda: plan(args))
+    parser.add_argument("--collect", metavar="FILE", help="solve --tasks and keep the conversations in FILE (.jsonl)")
+    parser.add_argument("--tasks", metavar="T", help="distill; or some of a split, such as sft:L0=3000,L1=5; or a file "
+                        "with a task's JSON on each line")
+    args = parser.parse(argv)
+    return cli.run_script("sample.py", lambda: collect(args) if args.collect or args.tasks else plan(args))
+
+
+def collect(args) -> None:
+    """Fill the file of --collect."""
+    from rl import teacher
+    from rl.config import load_config
+    from rl.tasks import named_tasks
+
+    if not (args.collect and args.tasks):
+        raise cli.UsageError("--collect and --tasks: one needs the other")
+    if args.level or args.task or args.draw or args.temperature is not None:
+        raise cli.UsageError("--level, --task, --draw, --temperature: are not for --collect; see --tasks and --config")
+    if not args.collect.endswith(".jsonl"):
+        raise cli.UsageError(f"--collect {args.collect}: the name must end in .jsonl")
+    name, config, path = args.policy or "expert", load_config(args.config, args.overrides), Path(args.collect)
+    policy = cli.open_policy(name, config, path)
+    if args.overrides and policy.config not in (None, config):
+        raise cli.UsageError(f"{args.overrides[0]}: {name} keeps the settings that it was trained with")
+    teacher.collect(policy, name, named_tasks(args.tasks), path, config)
 
 
 def plan(args) -> None:
@@ -45,7 +72,7 @@ def plan(args) -> None:
         raise cli.UsageError(f"--task and --draw: are for the STL world only, and {name} was trained in another")
     level = args.level and cli.check_level(args.level, world)
     task = Task.from_file(args.task) if args.task else None
-    policy = cli.open_policy(name)
+    policy = cli.open_policy(name, cli.teacher_settings(args))
     if task is None:
         level = level or (next(iter(policy.config.eval_mix)) if policy.config else "L1")
         task = world.make_task(level, "eval", args.seed)
@@ -72,7 +99,7 @@ def warn_of_start(task: Task) -> None:
 def print_episode(episode: Episode) -> None:
     """The messages in order, then how it ended and why."""
     for message in episode.messages:
-        if message["role"] == "prompt":  # the task, as this policy reads it
+        if message["role"] in ("prompt", "system", "user"):  # the task, as this policy reads it
             continue
         print("\n" + paint(message["role"], message["role"]))
         if message.get("content"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +20,15 @@ from stl.search import search
 from stl.world import Task
 
 if TYPE_CHECKING:
+    from rl.config import Config
     from rl.policy import Policy
+    from rl.teacher import Teacher
 
 SCRIPTED = ("expert", "naive", "search")
+API = "api"
 SEARCH_SECONDS = 10  # of wall time, for a task
-POLICY_HELP = (f"expert, naive, search (does not know the solution; at most {SEARCH_SECONDS} s a task), or a run "
-               "folder or model folder (default: the newest run in runs/, else expert)")
+POLICY_HELP = (f"expert, naive, search (does not know the solution; at most {SEARCH_SECONDS} s a task), api (the "
+               "teacher of --config), or a run folder or model folder (default: the newest run in runs/, else expert)")
 
 
 class UsageError(ValueError):
@@ -39,6 +43,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+    def parse(self, argv: list[str] | None) -> argparse.Namespace:
+        """The arguments, with a teacher's --config and the settings --KEY=VALUE that change it in `overrides`."""
+        self.add_argument("--config", default="sft.py", help="settings of a teacher and its episodes (default sft.py); "
+                          "any of them by --KEY=VALUE, such as --teacher_model=NAME --teacher_url=URL")
+        args, args.overrides = self.parse_known_args(argv)
+        if args.overrides and args.policy != API and not getattr(args, "collect", getattr(args, "model", None)):
+            self.error(f"unrecognized arguments: {' '.join(args.overrides)}")
+        return args
 
 
 def run_script(name: str, work: Callable[[], None]) -> int:
@@ -116,8 +130,8 @@ class Scripted:
 
     config = None
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, style: dict | None = None):
+        self.name, self.style = name, style or {}  # the latter: arguments of expert.solve
 
     def play(self, tasks: list[Task], samples: int, seed: tuple = (), temperature: float | None = None,
              progress: Callable[[Episode], None] | None = None) -> list[Episode]:
@@ -145,7 +159,7 @@ class Scripted:
         if task.plan is None:
             raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
         try:
-            return expert.solve(task)
+            return expert.solve(task, **self.style)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
 
@@ -160,10 +174,55 @@ def default_policy() -> str:
     return str(newest_run() or "expert")
 
 
-def open_policy(name: str) -> Policy | Scripted:
-    """The policy called `name`, see POLICY_HELP. torch is imported only for one with a network. UsageError."""
+def teacher_settings(args: argparse.Namespace) -> Config | None:
+    """The settings of the teacher, if that is the policy."""
+    from rl.config import load_config
+
+    return load_config(args.config, args.overrides) if args.policy == API else None
+
+
+def open_model(args: argparse.Namespace) -> Policy:
+    """The model of eval.py --model with its --adapter, and with the settings of --config but for what else is said."""
+    import torch
+
+    from rl.config import load_config, replace
+    from rl.policy import adapter_folder, make_policy
+
+    gpu = torch.cuda.is_available()
+    changes = {} if gpu else {"device": "cpu"}
+    changes |= {"model": args.model, "adapter": args.adapter or "", "sampler": "vllm" if gpu else "torch"}
+    config = replace(load_config(args.config, args.overrides), **changes | model_changes(args))
+    if args.adapter:  # of any rank and on any layers
+        stored = json.loads((adapter_folder(config) / "adapter_config.json").read_bytes())
+        shape = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_targets": "target_modules"}
+        known = {ours: stored[name] for ours, name in shape.items() if isinstance(stored.get(name), int | float | list)}
+        config = replace(config, **known)
+    return make_policy(config, config.model, adapter=bool(args.adapter))
+
+
+def model_changes(args: argparse.Namespace) -> dict:
+    """The settings that eval.py --tools and --sampler change."""
+    tools = {"tools": args.tools == "on"} if args.tools else {}
+    return tools | ({"sampler": args.sampler} if args.sampler else {})
+
+
+def open_policy(name: str, config: Config | None = None, file: Path | None = None, **changes
+                ) -> Policy | Scripted | Teacher:
+    """The policy called `name`, see POLICY_HELP. torch is imported only for one with a network. UsageError.
+
+    `config` has the teacher's settings, and how the expert talks; `file` is where conversations are to be collected;
+    `changes` are made to the settings of a run or a model folder.
+    """
+    if changes and (name in SCRIPTED or name == API):
+        raise UsageError(f"--{next(iter(changes))}: is for runs and models, not for {name}")
     if name in SCRIPTED:
-        return Scripted(name)
+        style = config and {"tools": config.tools, "explain": "plan" if config.chat == "compact" else "normal"}
+        return Scripted(name, style)
+    if name == API:
+        from rl.teacher import Teacher
+
+        model = re.sub(r"[^\w.-]", "_", config.teacher_model)  # a measurement that is repeated costs nothing
+        return Teacher(config, (file or Path(f"data/api-{model}.jsonl")).with_suffix(".requests.jsonl"))
     if not Path(name).is_dir():
         raise UsageError(f"--policy: no folder {name!r}; give expert, naive, search, a run folder or a model folder")
     if not (Path(name) / "config.json").is_file():
@@ -172,4 +231,4 @@ def open_policy(name: str) -> Policy | Scripted:
 
     from rl.policy import load_policy
 
-    return load_policy(name, **({} if torch.cuda.is_available() else {"device": "cpu"}))
+    return load_policy(name, **({} if torch.cuda.is_available() else {"device": "cpu"}) | changes)

@@ -57,8 +57,14 @@ class Config:
     tool_workers: int = 0  # processes for tools, beside which the sampler goes on; 0: in this one
     tool_seconds: float = 10.0  # a call in such a process may take; then the answer says so
 
-    # Supervised steps before RL (0: none). They imitate the scripted expert or `sft_file`.
-    sft_steps: int = 0
+    # Supervised steps before RL. They imitate the scripted expert, or the conversations in `sft_file`. All weights of a
+    # random model learn; over a pretrained one an adapter does.
+    sft_steps: int = 0  # 0: none; with `sft_file`: sft_epochs decides
+    sft_file: str = ""  # made by sample.py --collect
+    sft_epochs: int = 2
+    sft_failures: bool = False  # learn from failed conversations too
+    sft_held_out: int = 0  # conversations kept back to measure the loss on
+    sft_patience: int = 0  # measurements without a lower held-out loss that end the stage; 0: none do
     sft_batch: int = 16  # conversations
     sft_optimizer: str = "adamw"  # "muon" takes hidden matrices with Muon, the rest with AdamW
     sft_lr: float = 1e-4
@@ -70,6 +76,18 @@ class Config:
     sft_eval_every: int = 0  # steps between held-out measurements (0: only at the end)
     sft_eval_from: int = 0  # the first step that may be measured
     sft_stop: float = 1.0  # end the stage once held-out success at temperature 1 reaches this
+
+    # A teacher behind an OpenAI-compatible API (sample.py --collect, eval.py); its key is in OPENAI_API_KEY
+    teacher_model: str = ""  # as the server names it
+    teacher_url: str = ""  # such as https://api.deepseek.com; "": OpenAI's own, or what OPENAI_BASE_URL says
+    teacher_extra: dict | None = None  # more fields of each request, such as what turns thinking off; None removes one
+    teacher_requests: int = 32  # at one time
+    teacher_seconds: float = 600.0  # for an answer, after which it is asked for again
+    teacher_retries: int = 8  # of a request, for overload, faults and cut connections
+    teacher_pause: float = 1.0  # seconds before the first of them; it doubles, up to a minute
+    teacher_prices: tuple[float, float, float] = (0.0, 0.0, 0.0)  # $ a million tokens: uncached, cached input, output
+    teacher_max_cost: float = 0.0  # $ for one file of conversations, then no more requests are sent; 0: no limit
+    teacher_max_tokens: int = 0  # the same in tokens of all kinds
 
     # GRPO (0 steps: none)
     steps: int = 80
@@ -141,8 +159,15 @@ class Config:
             raise ConfigError(f"max_drawn = {self.max_drawn}: at least tasks_per_step ({self.tasks_per_step})")
         if not self.model and self.architecture is None:
             raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
-        if self.sft_steps and not self.sft_tasks:
+        if self.sft_steps and not self.sft_tasks and not self.sft_file:
             raise ConfigError("sft_tasks = 0: the supervised stage needs demonstrations, or set sft_steps = 0")
+        if self.sft_patience and not (self.sft_held_out and self.sft_eval_every):
+            raise ConfigError("sft_patience: measures the held-out loss, so give sft_held_out and sft_eval_every too")
+        if self.sft_optimizer == "muon" and self.model and (self.sft_steps or self.sft_file):
+            raise ConfigError("sft_optimizer = 'muon': is for all weights of a random model; an adapter takes 'adamw'")
+        if len(self.teacher_prices) != 3 or not all(isinstance(p, int | float) and p >= 0 for p in self.teacher_prices):
+            raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
+                              "and output")
         if self.sampler == "vllm":
             self._check_vllm()
         try:
@@ -152,7 +177,7 @@ class Config:
 
     def _check_vllm(self) -> None:
         """Raise ConfigError for what vLLM cannot do, or would do wrongly without a word."""
-        if not self.model and not self.sft_steps:
+        if not self.model and not self.sft_steps and not self.sft_file:
             raise ConfigError("model = '': sampler = 'vllm' reads its weights from a folder; give one")
         if self.sync == "merged" and self.sleep_level != 1:
             raise ConfigError(f"sleep_level = {self.sleep_level}: sync = 'merged' is sound with 1 only")
@@ -173,6 +198,9 @@ RANGES = {
     "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
     "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
     "sft_lr": (0, 1), "sft_muon_lr": (0, 1), "sft_decay": (0, 1), "sft_noise": (0, 1), "sft_stop": (0, 1),
+    "sft_epochs": (1, 10**6), "sft_held_out": (0, 10**9), "sft_patience": (0, 10**9), "teacher_requests": (1, 10**4),
+    "teacher_seconds": (0.01, 1e6), "teacher_retries": (0, 1000), "teacher_pause": (0, 3600),
+    "teacher_max_cost": (0, 1e9), "teacher_max_tokens": (0, 10**15),
     "sft_tasks": (0, 10**9), "steps": (0, 10**9), "tasks_per_step": (1, 10**6), "samples": (1, 10**6), "lr": (0, 1),
     "optimizer_steps": (1, 10**6), "weight_decay": (0, 1), "grad_clip": (1e-12, 1e12), "clip_low": (0, 1),
     "clip_high": (0, 100), "dual_clip": (1, 1e6), "importance_cap": (1e-3, 1e6), "temperature": (0.01, 100),

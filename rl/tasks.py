@@ -1,6 +1,6 @@
 """Sets of tasks: the endless stream that training draws from, the held-out set, and the expert's demonstrations.
 
-    python -m rl.tasks --make               # the three sets as files in data/, for other programs: about a minute
+    python -m rl.tasks --make               # the three sets as files in data/tasks/, for other programs: a minute
 
 The stream and the held-out set make each task anew from its name and read no files: that takes about 10 ms a task,
 is the same on every machine, and cannot be out of date.
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from tqdm import tqdm
 from rl import cli
 from rl.env import STL, open_env
 from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
+from stl.world import Task
 
 if TYPE_CHECKING:
     from rl.config import Config
@@ -71,6 +72,52 @@ def demonstrations(config: Config, count: int, folder: str | Path = "data") -> l
     if not path.exists():
         _write(path, _make(_demonstrate, jobs, "demonstrations"))
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def named_tasks(name: str) -> list[Task]:
+    """The tasks that a user names: a set ("distill"), the first of a split by level ("sft:L0=3000,L1=5"), or a file
+    with a task's JSON on each line. Raises UsageError."""
+    split, colon, counts = name.partition(":")
+    if Path(name).is_file():
+        return [task for _, task in read_lines(name, Task.from_json)]
+    if name not in SETS and not (colon and split.isalnum()):
+        raise cli.UsageError(f"--tasks {name}: no such file; give one, or {', '.join(SETS)}, or some of a split, such "
+                             "as sft:L0=3000,L1=5")
+    mix = SETS[name] if name in SETS else dict(map(_count, counts.split(",")))
+    jobs = [(level, split, index) for level, n in mix.items() for index in range(n)]
+    return [Task.from_json(json.loads(line)) for _, line in _make(_task_line, jobs, "tasks")]
+
+
+def _count(text: str) -> tuple[str, int]:
+    level, _, number = text.partition("=")
+    if not number.isdecimal() or not 0 < int(number) < 10**9:
+        raise cli.UsageError(f"--tasks: {text!r}: expected a level and how many, such as L0=3000")
+    return cli.check_level(level, open_env()), int(number)
+
+
+def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]]:
+    """The object on each line of a file and what `read` makes of it. UsageError names the file, the line and why."""
+    with open(path, "rb") as file:
+        for i, line in enumerate(file, 1):
+            try:
+                data = json.loads(line)
+                yield data, read(data)
+            except KeyError as error:
+                raise cli.UsageError(f"{path}, line {i}: {error} is missing; is it the right kind of file?") from None
+            except (ValueError, TypeError, RecursionError) as error:
+                raise cli.UsageError(f"{path}, line {i}: {str(error)[:300]}") from None
+
+
+def reserved(folder: str | Path = "data") -> dict[str, str]:
+    """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Made on all cores,
+    and kept in `folder` under a hash of the code that makes them."""
+    jobs = [(level, split, i) for split in ("eval", "rl") for level, n in SETS[split].items() for i in range(n)]
+    path = Path(folder) / f"reserved-{_fingerprint(jobs, make_task)}.json"
+    if not path.exists():
+        made = _make(_task_line, jobs, "evaluation and RL tasks, to keep out")
+        names = {digest: "-".join(map(str, job)) for job, (digest, _) in zip(jobs, made, strict=True)}
+        _write(path, [json.dumps(names)])
+    return json.loads(path.read_text())
 
 
 def proportional(mix: dict[str, int], count: int) -> list[str]:
@@ -160,7 +207,7 @@ def _generator(*key: int) -> np.random.Generator:
 def main(argv: list[str] | None = None) -> int:
     parser = cli.Parser("python -m rl.tasks", __doc__)
     parser.add_argument("--make", action="store_true", required=True, help="make the sets eval, rl and distill")
-    parser.add_argument("--out", default="data", metavar="FOLDER", help="where to write them (default data)")
+    parser.add_argument("--out", default="data/tasks", metavar="FOLDER", help="where (default data/tasks)")
     args = parser.parse_args(argv)
 
     def work() -> None:
