@@ -148,26 +148,27 @@ def load(source: str | Path, first: int = 1, last: int | None = None, levels: Se
     path = Path(source)
     if path.is_file():
         try:
-            measured = json.loads(path.read_bytes())
-            rows = [{"stage": "eval", "of": measured["policy"], "step": None} | measured]
-            held_out = [_measured(row, levels) for row in rows]
+            row = json.loads(path.read_bytes())
+            return of_rows(str(source), [row | {"stage": "eval", "of": row["policy"], "step": None}], levels=levels)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise RunError(f"{source}: not a result of eval.py --json") from None
-        return {"name": path.stem, "steps": None, "training": None, "held_out": list(filter(None, held_out)),
-                "course": [], "time": {}, "cost": None}
-    rows = read_rows(path)
+    rows, cost = read_rows(path), path / "cost.json"
     if not rows:
         raise RunError(f"{source}: neither a run folder with metrics nor a result of eval.py --json")
+    return of_rows(str(source), rows, first, last, levels) | {
+        "cost": json.loads(cost.read_bytes()) if cost.exists() else None}
+
+
+def of_rows(name: str, rows: list[dict], first: int = 1, last: int | None = None, levels: Sequence[str] = ()) -> dict:
+    """The same from rows of the metrics, but for the cost."""
     chosen = [row for row in rows if row["stage"] == "grpo" and first <= row["step"] <= (last or row["step"])]
     time: Counter = Counter()
     for row in chosen:
         time.update(row["time"])
-    cost = path / "cost.json"
-    return {"name": path.name, "steps": [chosen[0]["step"], chosen[-1]["step"]] if chosen else None,
+    return {"name": name, "steps": [chosen[0]["step"], chosen[-1]["step"]] if chosen else None,
             "training": combine(chosen, levels), "time": dict(time.most_common()),
             "held_out": list(filter(None, (_measured(row, levels) for row in rows if row["stage"] == "eval"))),
-            "course": [course(row) for row in rows if row["stage"] in ("sft", "grpo")],
-            "cost": json.loads(cost.read_bytes()) if cost.exists() else None}
+            "course": [course(row) for row in rows if row["stage"] in ("sft", "grpo")], "cost": None}
 
 
 def _measured(row: dict, levels: Sequence[str]) -> dict | None:
@@ -190,16 +191,17 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
     if steps:
         made["training"] = {"steps": f"{steps[0]}-{steps[1]}"}
     levels = [*of["levels"].items(), *([("all", of)] if len(of["levels"]) > 1 else [])]
-    made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
-        f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in levels}
-    made["groups by successes 0, 1, 2, ..."] = {level: " ".join(map(str, f["histogram"])) for level, f in levels}
-    made["success of an episode (95% interval)"] = {level: _rate(f) for level, f in levels}
+    if len(of["histogram"]) > 2:
+        made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
+            f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in levels}
+        made["groups by successes 0, 1, 2, ..."] = {level: " ".join(map(str, f["histogram"])) for level, f in levels}
+        made["success of an episode (95% interval)"] = {level: _rate(f) for level, f in levels}
     n = of["episodes"]
     made["why episodes fail (first problem)"] = {FAILURES.get(k, k): f"{v / n:.1%}" for k, v in of["failures"].items()}
     made["how episodes end"] = {kind: f"{count / n:.1%}" for kind, count in of["endings"].items()}
     made["tool habits"] = habits.shares(of["habits"])
-    made["course, first step to last"] = _courses(report) | {"turns": f"{of['turns']:.1f} on average",
-                                                             "sampled tokens": f"{of['tokens']:.0f} on average"}
+    made["length of an episode"] = {"turns": f"{of['turns']:.1f}", "sampled tokens": f"{of['tokens']:.0f}"}
+    made["course, first step to last"] = _courses(report)
     total = sum(report["time"].values())
     made["time of these steps"] = {phase: f"{value / total:.1%}" for phase, value in report["time"].items()}
     if cost := report["cost"]:
