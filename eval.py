@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--policy", metavar="P", help=cli.POLICY_HELP)
     parser.add_argument("--model", metavar="M", help="in place of --policy: a model folder, or a name on the Hugging "
                         "Face hub; any setting of rl/config.py can be changed by --KEY=VALUE")
-    parser.add_argument("--adapter", metavar="DIR", help="on --model: a LoRA in PEFT's format, or a run folder's newest")
+    parser.add_argument("--adapter", metavar="DIR", help="on --model: a LoRA in PEFT's format, or a run folder")
     parser.add_argument("--tools", choices=("on", "off"), help="change that of a model or run")
     parser.add_argument("--sampler", choices=("torch", "vllm"), help="for --model: vllm where it runs, else torch; for "
                         "a run: its own")
