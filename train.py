@@ -2,10 +2,12 @@
 
     python train.py                          the small run of configs/tiny.py, on a laptop's CPU
     python train.py --config l8.py           the main run, on one H100
+    python train.py --config l8.py --dry-run     all of its code in small, on any machine, and what the run takes
     python train.py --steps=40 --lr=2e-5     any setting of rl/config.py can be changed by --key=value
 
 Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
 """
+import hashlib
 import math
 import signal
 import sys
@@ -19,21 +21,22 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from model import budget
-from model.checkpoint import load_folder, read_config, save_adapter, save_folder
+from model.checkpoint import save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
 from rl import cli, dist, report
-from rl.chat import open_chat
-from rl.config import Config, load_config, replace
+from rl.config import Config, ConfigError, load_config, replace
+from rl.dryrun import dry_run
 from rl.env import open_env
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner, sampler_logprobs
 from rl.ledger import Ledger, flops
-from rl.policy import Policy, check_machine, make_policy, random_shape, resume_policy
+from rl.plan import show_plan
+from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
 from rl.run import Run
 from rl.tasks import TaskStream, demonstrations, held_out
+from rl.teacher import read_conversations
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,29 +45,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--new", action="store_true", help="begin a new run beside the finished or unfinished one")
     parser.add_argument("--force", action="store_true", help="go on with a run although its settings have changed")
     parser.add_argument("--plan", action="store_true", help="print the memory that a step takes on a card, and end")
+    parser.add_argument("--dry-run", action="store_true", help="go the whole way in small, print the plan, and end")
     args, overrides = parser.parse_known_args(argv)
     if stray := [item for item in overrides if not item.startswith("--")]:
         parser.error(f"unexpected {stray[0]!r}: settings are written --KEY=VALUE")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a spot machine's warning stops us like Ctrl-C
+    signal.signal(signal.SIGTERM, stop)
 
     def work() -> None:
         config = load_config(args.config, overrides)
-        show_plan(config) if args.plan else train(config, args.new, args.force)
+        if args.dry_run:
+            dry_run(config, train)
+        elif args.plan:
+            show_plan(config)
+        else:
+            train(config, args.new, args.force)
 
     return cli.run_script("train.py", work)
 
 
-def show_plan(config: Config) -> None:
-    """Print the memory of a GRPO step phase by phase. It is computed, so neither weights nor a GPU are asked for."""
-    published = config.model and (Path(config.model) / "config.json").is_file()
-    if published or config.architecture is None:
-        shape, source = read_config(config.model), f"{config.model}/config.json"
-    else:
-        size = config.architecture.get("vocab_size") or open_chat(config).size
-        shape, source = random_shape(config, size), "`architecture` in the settings"
-    tokens = max(config.max_tokens, config.micro_tokens)
-    print(f"{config.name}, the network by {source}")
-    print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
+def stop(*_) -> None:
+    """A spot machine's warning: end as by Ctrl-C, and in 20 s at the latest. What has its name on the disk is whole."""
+    signal.alarm(20)  # nothing handles it, so it ends the process even in the middle of a kernel
+    raise KeyboardInterrupt
 
 
 def train(config: Config, new: bool = False, force: bool = False) -> None:
@@ -77,7 +79,7 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
             print(f"{run.folder} is finished: curves in {run.folder}/curves.png; give --new for another run")
             return
         print(f"{run.folder}: {config.about}" if config.about else run.folder, flush=True)
-        if config.sft_steps:
+        if config.sft_steps or config.sft_file:
             imitate(config, run)
         if config.steps:
             reinforce(config, run)
@@ -100,6 +102,8 @@ def encode(policy: Policy, demonstration: dict) -> Episode:
     episode = Episode(open_env(policy.config.env).Task.from_json(demonstration["task"]), seed=0)
     episode.append(chat.prompt(episode.task))
     for message in demonstration["messages"]:
+        if message["role"] in ("system", "user"):  # the student has its own form of the prompt
+            continue
         if message["role"] == "tool":
             answers.append(message["content"])
             continue
@@ -112,63 +116,150 @@ def encode(policy: Policy, demonstration: dict) -> Episode:
 
 
 def imitate(config: Config, run: Run) -> None:
-    """The supervised stage: all weights of a random model, or of config.model, learn the expert's conversations."""
+    """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
     if run.latest("grpo"):
         return  # the next stage has begun, so this one is complete
-    policy = make_policy(replace(config, sampler="torch"), config.model or None)
-    learner = Learner(policy.model, list(policy.model.parameters()), sft_optimizer(config, policy.model), config,
-                      config.device, policy.chat.size)
-    last, step, stopped = run.latest("sft"), 0, False
+    tasks, last, digest = held_out(config.eval_mix, config.env), run.latest("sft"), file_digest(config.sft_file)
+    policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
+                           adapter=bool(config.model))
+    optimizer = sft_optimizer(config, policy)
+    learner = Learner(policy.model, trained(policy), optimizer, config, config.device, policy.chat.size)
+    step, stopped = last.step if last else 0, last is not None and last.state["stopped"]
     if last:
-        policy.model.load_state_dict(load_folder(last.folder, torch.float32).state_dict())
-        learner.optimizer.load(last.tensors("optimizer"))
-        step, stopped = last.step, last.state["stopped"]
+        optimizer.load(last.tensors("optimizer"))
+        if last.state.get("data", digest) != digest:
+            raise ConfigError(f"sft_file = {config.sft_file!r}: has changed since this stage began; give --new")
     run.rewind("sft", step)
-    tasks, saved = held_out(config.eval_mix, config.env), time.monotonic()
-    if not stopped and step < config.sft_steps:
-        data = [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)]
-    bar = tqdm(total=config.sft_steps, initial=step, desc="imitation", unit="step")
-    while not stopped and step < config.sft_steps:
+    data, kept_back = ([], []) if stopped else lessons(config, policy, tasks)
+    total = step if stopped else config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
+    policy.sampler.release()  # the trainer has the device first
+    bar, saved = tqdm(total=total, initial=step, desc="imitation", unit="step"), time.monotonic()
+    while not stopped and step < total:
         began = time.monotonic()
-        learner.optimizer.scale_lr(rate(config, step))
+        optimizer.scale_lr(rate(config, step, total))
         batch = sft_batch(config, data, step)
-        stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
+        with policy.uploaded():
+            stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
         step += 1
+        due = step >= max(1, config.sft_eval_from) and step % (config.sft_eval_every or math.inf) == 0
+        if kept_back and (due or step == total):
+            stats["held_out_loss"] = mean_loss(policy, learner, kept_back)
         run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}})
         bar.set_postfix(loss=f"{stats['loss']:.3f}")
         bar.update()
-        if config.sft_eval_every and step % config.sft_eval_every == 0 and step >= config.sft_eval_from:
-            stopped = evaluate(policy, run, tasks, "sft", step, config.temperature) >= config.sft_stop
-        if stopped or step == config.sft_steps or time.monotonic() - saved > config.checkpoint_seconds:
-            run.save("sft", step, {"optimizer": learner.optimizer.tensors()}, {"stopped": stopped},
+        stopped = due and enough(config, run, measure_sft(config, policy, run, tasks, step)) or step == total
+        if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
+            run.save("sft", step, {"optimizer": optimizer.tensors()}, {"stopped": stopped, "data": digest},
                      lambda folder: save_model(policy, folder))
             saved = time.monotonic()
     bar.close()
     for temperature in (config.temperature, 0.0):
-        evaluate(policy, run, tasks, "sft", step, temperature)
+        measure_sft(config, policy, run, tasks, step, temperature)
+
+
+def file_digest(name: str) -> str:
+    """Of the file that is learnt from, if there is one. Raises ConfigError."""
+    if not name:
+        return ""
+    try:
+        with open(name, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"sft_file = {name!r}: cannot be read ({error.strerror}); it is made by sample.py "
+                          "--collect") from None
+
+
+def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode], list[Episode]]:
+    """What the supervised stage learns from, and what it keeps back to measure the loss on.
+
+    Of config.sft_file: only successes (or as sft_failures says), in the student's own tokens, and within its budget.
+    Says what is left out. Raises ConfigError if nothing is left, or a held-out task is in the file.
+    """
+    if not config.sft_file:
+        return [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)], []
+    found, left_out, examined = [], Counter(), {task.hash() for task in tasks}
+    for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
+        if row["hash"] in examined:
+            raise ConfigError(f"sft_file = {config.sft_file!r}: has the held-out task {row['id']}")
+        if not row["success"] and not config.sft_failures:
+            left_out["failed"] += 1
+        elif row["ending"] not in ("answer", "no answer", "turns"):
+            left_out["with a turn that was cut"] += 1
+        elif (episode := try_encode(policy, row)) is None:
+            left_out["that the chat format cannot say"] += 1
+        elif len(episode.ids) > config.max_tokens:
+            left_out[f"over max_tokens ({config.max_tokens})"] += 1
+        else:
+            found.append((row["hash"], episode))
+    chosen = {digest for digest, _ in sorted(found, key=lambda item: item[0])[:config.sft_held_out]}
+    data = [episode for digest, episode in found if digest not in chosen]
+    words = "".join(f", {count} {reason}" for reason, count in left_out.items())
+    print(f"{config.sft_file}: {len(data)} conversations to learn from, {len(chosen)} to measure the loss on, "
+          f"{left_out.total()} left out{words}", flush=True)
+    if not data:
+        raise ConfigError(f"sft_file = {config.sft_file!r}: nothing is left to learn from")
+    return data, [episode for digest, episode in found if digest in chosen]
+
+
+def try_encode(policy: Policy, conversation: dict) -> Episode | None:
+    """As encode; None where the conversation says what the student's format has no tokens for."""
+    try:
+        return encode(policy, conversation)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> float:
+    """Mean of -log p over the masked tokens of `episodes`, in nats."""
+    with policy.uploaded():
+        own = [logprobs for logprobs in learner.old_logprobs(episodes) if logprobs is not None]
+    sums = dist.gather([(float(sum(part.double().sum() for part in own)), sum(map(len, own)))])
+    return -sum(loss for loss, _ in sums) / max(1, sum(tokens for _, tokens in sums))
+
+
+def measure_sft(config: Config, policy: Policy, run: Run, tasks: list, step: int, heat: float | None = None) -> float:
+    """Held-out success of the weights as they are after `step`."""
+    if policy.sampler.version != step:
+        policy.sampler.load(step)
+    return evaluate(policy, run, tasks, "sft", step, config.temperature if heat is None else heat)
+
+
+def enough(config: Config, run: Run, success: float) -> bool:
+    """Whether to stop early: held-out success is reached, or the held-out loss has not fallen for too long."""
+    losses = [row["held_out_loss"] for row in run.rows("sft") if "held_out_loss" in row]
+    patience = config.sft_patience
+    return success >= config.sft_stop or bool(patience) and len(losses) > patience + losses.index(min(losses))
+
+
+def trained(policy: Policy) -> list[torch.Tensor]:
+    return policy.adapter.parameters() if policy.adapter else list(policy.model.parameters())
 
 
 def save_model(policy: Policy, folder: Path) -> None:
-    """A model folder: weights, config.json and tokenizer."""
+    """What has been learnt: an adapter in PEFT's format, or a model folder with weights, config.json and tokenizer."""
+    if policy.adapter:
+        save_adapter(policy.adapter, folder, policy.base)
+        return
     save_folder(policy.model, folder)
     policy.chat.save(folder)
 
 
-def sft_optimizer(config: Config, model) -> AdamW | Chain:
+def sft_optimizer(config: Config, policy: Policy) -> AdamW | Chain:
     """AdamW; or Muon for the matrices inside the layers and AdamW for embeddings, head and vectors."""
     def adamw(params):
         return AdamW(params, config.sft_lr, config.betas, weight_decay=0.0)
 
     if config.sft_optimizer == "adamw":
-        return adamw(list(model.parameters()))
-    inside = {name: p for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2}
-    rest = [p for name, p in model.named_parameters() if name not in inside]
+        return adamw(trained(policy))
+    named = dict(policy.model.named_parameters())
+    inside = {name: p for name, p in named.items() if name.startswith("layers.") and p.ndim == 2}
+    rest = [p for name, p in named.items() if name not in inside]
     return Chain(Muon(list(inside.values()), config.sft_muon_lr), adamw(rest))
 
 
-def rate(config: Config, step: int) -> float:
-    """The share of the full learning rate at a supervised step: linear warm-up, flat, linear decay."""
-    left = (config.sft_steps - step) / max(1.0, config.sft_decay * config.sft_steps)
+def rate(config: Config, step: int, total: int) -> float:
+    """The share of the full learning rate at a supervised step of `total`: linear warm-up, flat, linear decay."""
+    left = (total - step) / max(1.0, config.sft_decay * total)
     return min(1.0, (step + 1) / max(1, config.sft_warmup), left)
 
 

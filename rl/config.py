@@ -161,6 +161,8 @@ class Config:
             raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
         if self.sft_steps and not self.sft_tasks and not self.sft_file:
             raise ConfigError("sft_tasks = 0: the supervised stage needs demonstrations, or set sft_steps = 0")
+        if self.sft_file and self.env != STL:
+            raise ConfigError(f"sft_file = {self.sft_file!r}: conversations are collected in the STL world only")
         if self.sft_patience and not (self.sft_held_out and self.sft_eval_every):
             raise ConfigError("sft_patience: measures the held-out loss, so give sft_held_out and sft_eval_every too")
         if self.sft_optimizer == "muon" and self.model and (self.sft_steps or self.sft_file):
@@ -226,9 +228,10 @@ def check_mix(field: str, mix: dict | None, levels: tuple[str, ...]) -> None:
 
 
 def nearest(name: str, known) -> str:
-    """'; did you mean X?' or the list of what is known."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+    """'; did you mean X?' or the list of what is known, or of its beginning."""
+    close, known = difflib.get_close_matches(name, known, n=1), list(known)
+    more = f" and {len(known) - 20} more, see rl/config.py" if len(known) > 20 else ""
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known[:20])}{more}"
 
 
 def read_value(field: dataclasses.Field, text: str):

@@ -15,7 +15,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from operator import itemgetter
@@ -394,3 +394,8 @@ def record(episode: Episode, name: str, config: Config, policy) -> dict:
             "success": episode.reward > 0, "ending": episode.ending, "turns": episode.turns, "tokens": tokens,
             "verdict": episode.verdict and asdict(episode.verdict), "messages": opening(task, config) + said,
             "task": replace(task, witness=None, plan=None).to_json()}
+
+
+def read_conversations(path: str | Path) -> Iterator[dict]:
+    """The lines of a file that `collect` wrote. UsageError names a line that is something else."""
+    return (row for row, _ in read_lines(path, itemgetter("id", "hash", "success", "ending", "messages", "task")))
