@@ -1,5 +1,6 @@
 """Settings: typed, ranged, and refused in one line that names what is wrong and what would be right."""
 import dataclasses
+import re
 
 import pytest
 
@@ -18,6 +19,24 @@ def test_the_main_run_trains_on_the_ladder():
     config = load_config("l8.py")
     assert config.mix == RL_COUNTS and config.eval_mix == EVAL_COUNTS
     assert config.tasks_per_step * config.samples == 256
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("l8_distilled", {"adapter", "steps"}), ("l8_notools", {"tools", "steps", "max_turn_tokens"}),
+    ("l8_thinking", {"thinking", "max_turn_tokens"}),
+])
+def test_the_other_large_runs_are_the_main_run_but_for(name, changes):
+    ours, main = to_json(load_config(name)), to_json(load_config("l8"))
+    assert {key for key in ours if ours[key] != main[key]} == changes | {"name", "about"}
+
+
+def test_the_main_run_says_why():
+    """Every setting that is not about the supervised stage, the CPU or vLLM's inner works stands in l8.py."""
+    text = (CONFIGS / "l8.py").read_text()
+    own = set(re.findall(r"^    (\w+)=", text, re.MULTILINE))
+    left = {name for name in FIELDS.keys() - own if not name.startswith(("sft_", "engine_", "probe_", "teacher_"))}
+    assert left <= {"env", "threads", "checkpoint_seconds", "max_drawn", "merge_rounding", "prefix_caching",
+                    "enforce_eager"}
 
 
 def test_every_check_is_of_a_setting_and_allows_the_default():

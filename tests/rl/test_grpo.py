@@ -145,6 +145,14 @@ def test_clip_fractions():
     assert clip_fractions(new, torch.zeros(5), advantage, 0.2, 0.28)["dual_clip"] == 0
 
 
+def test_weights_of_whole_episodes_would_collapse():
+    """Why weights are per token: with noise of 0.02 nats a token, the median over episodes of 8k tokens is 0.18."""
+    noise = 0.02 * torch.randn(500, 8192, generator=torch.Generator().manual_seed(0))
+    weights = importance_weights(noise - 0.02**2 / 2, torch.zeros(()), cap=2.0)  # the mean of exp is 1
+    assert weights.mean().item() == pytest.approx(1, abs=1e-4)
+    assert weights.double().log().sum(1).exp().median().item() == pytest.approx(0.18, abs=0.06)
+
+
 # what a token weighs
 
 
@@ -169,7 +177,7 @@ def test_micro_batch_denominators_would_give_another_answer():
 # trl's code on the same numbers
 
 
-def trl_loss(loss_type, new, old, sampler, advantage, mask, cap):
+def trl_loss(loss_type, new, old, sampler, advantage, mask, cap, delta):
     """GRPOTrainer's loss of given log-probs, its surroundings replaced by the little that the method reads."""
     trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
     metrics = {"train": {name: [] for name in (
@@ -178,7 +186,7 @@ def trl_loss(loss_type, new, old, sampler, advantage, mask, cap):
     stub = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (new, torch.zeros_like(new), None),
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-        args=SimpleNamespace(delta=None, steps_per_generation=1), _metrics=metrics, aux_loss_enabled=False, beta=0.0,
+        args=SimpleNamespace(delta=delta, steps_per_generation=1), _metrics=metrics, aux_loss_enabled=False, beta=0.0,
         top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token",
         loss_type=loss_type, epsilon_low=0.2, epsilon_high=0.28, use_vllm=True,
         vllm_importance_sampling_correction=True, current_gradient_accumulation_steps=1, max_completion_length=12,
@@ -192,14 +200,16 @@ def trl_loss(loss_type, new, old, sampler, advantage, mask, cap):
     return loss, {name: values[0] for name, values in metrics["train"].items()}
 
 
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("aggregation, loss_type", [("token", "dapo"), ("sequence", "grpo"), ("constant", "dr_grpo")])
-def test_loss_and_gradient_equal_trl(aggregation, loss_type):
+def test_loss_and_gradient_equal_trl(aggregation, loss_type, dual_clip):
+    """trl's `delta`, an upper bound of the ratio, is what others call the dual clip."""
     new, old, sampler, advantage, mask = random_batch()
     ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
     weights = token_weights(mask.sum(1).int().tolist(), aggregation, max_tokens=12)
-    loss = token_loss(ours, old, advantage, 0.2, 0.28) * importance_weights(old, sampler, 2.0)
+    loss = token_loss(ours, old, advantage, 0.2, 0.28, dual_clip) * importance_weights(old, sampler, 2.0)
     loss = (loss * mask * torch.tensor(weights)[:, None]).sum()
-    expected, metrics = trl_loss(loss_type, theirs, old, sampler, advantage, mask, cap=2.0)
+    expected, metrics = trl_loss(loss_type, theirs, old, sampler, advantage, mask, cap=2.0, delta=dual_clip)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     loss.backward()
     expected.backward()

@@ -9,7 +9,7 @@ from torch import nn
 from model.lora import attach
 from model.optim import AdamW
 from model.qwen import ModelConfig, Qwen
-from rl.learner import Learner, pack, plan
+from rl.learner import Learner, pack, plan, sampler_logprobs
 
 VOCAB = 11
 
@@ -245,6 +245,22 @@ def test_first_ratio_is_one_and_old_needs_no_second_pass(micro_tokens):
     assert found["ratio_mean"] == found["ratio_max"] == 1.0
     assert found == without
     assert found["clip_low"] == found["clip_high"] == found["dual_clip"] == 0
+
+
+def test_old_logprobs_of_the_sampler_need_no_correction():
+    """The ratio then holds the sampler's numerics too; how far off they are is known from the first batch alone."""
+    items, learner = make_items(), probe_of(Toy(), old_logprobs="sampler")
+    old = sampler_logprobs(items)
+    assert [o.tolist() for o in old] == [[-2.0] * sum(item.mask) for item in items]
+    expected = naive_grpo_loss(learner.model, items, ADVANTAGES, old, learner.config)
+    first, second = (learner.grpo_step(items, ADVANTAGES, old, first=first) for first in (True, False))
+    assert first["loss"] == second["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert first["importance_mean"] == 1 and first["importance_cut"] == 0
+    live = [i for i, a in enumerate(ADVANTAGES) if a]
+    new = torch.cat([naive_logprobs(learner.model, items[i]) for i in live]).detach()
+    assert first["ratio_mean"] == pytest.approx((new + 2).exp().mean().item(), rel=1e-5)
+    assert first["mismatch_mean"] == pytest.approx((new + 2).abs().mean().item(), rel=1e-5)
+    assert not any(name.startswith("mismatch") for name in second)
 
 
 def test_figures_cover_the_live_tokens():

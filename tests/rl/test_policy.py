@@ -1,0 +1,86 @@
+"""Policies: whose weights lie where, and which adapter they start from."""
+import pytest
+import torch
+
+import rl.policy
+from model.checkpoint import CheckpointError, save_adapter, save_folder
+from rl.config import ConfigError, load_config, replace
+from rl.policy import load_policy, make_policy, resume_policy
+from rl.run import Run
+
+CONFIG = load_config("tiny.py", ["--lora_rank=2", "--lora_alpha=4", "--steps=1", "--sft_steps=1", "--sft_tasks=1",
+                                 "--sft_optimizer=adamw"])
+
+
+def changed(policy):
+    """A new value for the adapter, so that it can be told from a fresh one."""
+    with torch.no_grad():
+        for i, p in enumerate(policy.adapter.parameters()):
+            p.fill_(i + 1)
+    return policy
+
+
+def first(policy):
+    return policy.adapter.parameters()[0][0, 0].item()
+
+
+def test_an_adapter_to_start_from(tmp_path):
+    policy = changed(make_policy(CONFIG, adapter=True))
+    save_adapter(policy.adapter, tmp_path / "mine", "")
+    config = replace(CONFIG, adapter=str(tmp_path / "mine"))
+    again = make_policy(config, adapter=True)
+    assert all(torch.equal(a, b) for a, b in zip(policy.adapter.parameters(), again.adapter.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match="r is 2, but the adapter here has 3"):
+        make_policy(replace(config, lora_rank=3), adapter=True)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match="adapter = .*PEFT.*--adapter=FOLDER"):
+            make_policy(replace(CONFIG, adapter=str(folder)), adapter=True)
+
+
+def test_an_adapter_that_a_run_has_trained(tmp_path):
+    """By imitation; GRPO goes on from it in the same run folder, or in another run that names the folder."""
+    model = make_policy(CONFIG)
+    save_folder(model.model, tmp_path / "model")
+    model.chat.save(tmp_path / "model")
+    config = replace(CONFIG, model=str(tmp_path / "model"))
+    run = Run.open(config, tmp_path)
+    policy = changed(make_policy(config, config.model, adapter=True))
+    base = run.save("sft", 7, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+    here, there = resume_policy(config, base, None, adapter=True), make_policy(
+        replace(config, adapter=str(run.folder)), config.model, adapter=True)
+    assert first(here) == first(there) == 1 and here.base == config.model
+    assert here.sampler.version == 0
+    with torch.no_grad():
+        policy.adapter.parameters()[0].fill_(9)
+    last = run.save("grpo", 3, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+    resumed = resume_policy(config, base, last, adapter=True)
+    assert first(resumed) == 9 and resumed.sampler.version == 3
+    run.close()
+    assert first(load_policy(run.folder)) == 9 and first(load_policy(run.folder, "sft")) == 1
+
+
+def test_with_vllm_the_trainers_weights_wait_in_cpu_memory(tmp_path, monkeypatch):
+    """The engine is built before anything is put on the device, and between two updates nothing is there."""
+    model = make_policy(CONFIG)
+    save_folder(model.model, tmp_path)
+    model.chat.save(tmp_path)
+    seen = []
+
+    def open_sampler(config, model, adapter, chat, folder):
+        seen.append({p.device.type for p in [*model.parameters(), *adapter.parameters()]})
+
+    monkeypatch.setattr(rl.policy, "open_sampler", open_sampler)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("model.optim._pinned", lambda tensor: tensor)
+    config = replace(CONFIG, model=str(tmp_path), sampler="vllm", device="cuda")
+    policy = make_policy(config, tmp_path, adapter=True)
+    assert seen == [{"cpu"}] and policy.weights.device.type == "cuda"
+    assert [id(t) for t in policy.weights.trained] == [id(p) for p in policy.adapter.parameters()]
+    assert {id(t) for t in policy.weights.frozen} == {id(p) for p in policy.model.parameters()}
+    moves = []
+    monkeypatch.setattr(policy.weights, "upload", lambda: moves.append("up"))
+    monkeypatch.setattr(policy.weights, "release", lambda: moves.append("down"))
+    with pytest.raises(KeyError), policy.uploaded():
+        raise KeyError
+    assert moves == ["up", "down"]
+    assert make_policy(replace(config, device="cpu", sampler="torch"), tmp_path, adapter=True).weights is None
