@@ -63,9 +63,9 @@ def uses(episode: Episode) -> list[Use]:
 
 
 def _path(use: Use) -> list[list[float]]:
-    path = use.arguments.get("waypoints")
-    if use.answer.startswith("Path found"):  # only the tool writes this
-        path = json.loads(use.answer.partition("\nwaypoints: ")[2].partition("\n")[0])
+    path, (head, found, rest) = use.arguments.get("waypoints"), use.answer.partition("\nwaypoints: ")
+    if found and head.startswith("Path found"):  # only the tool writes this
+        path = json.loads(rest.partition("\n")[0])
     return [] if shape_problem(path) else path
 
 
