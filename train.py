@@ -455,7 +455,8 @@ def step_line(row: dict) -> str:
     levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
     endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
     seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
-    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  entropy {mean('entropy'):.3f}  "
+    kept = f"{sum(row['kept'].values())} of {row['tasks']} groups kept  " if "kept" in row else ""
+    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}entropy {mean('entropy'):.3f}  "
             f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  "
             f"clipped {mean('clip_low'):.3f}/{mean('clip_high'):.3f}  mismatch {mean('mismatch_mean'):.1e}  {seconds}")
 

@@ -64,7 +64,7 @@ config = Config(
     # Measuring and keeping
     eval_every=10,  # one episode a task, at the same temperature, with fixed seeds
     sampler="vllm",
-    sampler_slots=256,  # ours: a step's episodes; vLLM admits as many as its cache has room for
+    sampler_slots=256,  # ours: a step's episodes, of which vLLM admits what fits; 40 for "torch", which reserves all
     sync="adapter",  # ours: merging into bfloat16 loses most of a small change to rounding (docs/vllm.md)
     sleep_level=0,  # ours: the engine keeps its weights, 17 GiB, while the trainer works; by the plan both fit
     gpu_memory=0.85,  # ours: of the card while it samples, when the trainer's weights are in CPU memory

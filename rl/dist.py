@@ -15,13 +15,16 @@ import torch.distributed as torch_dist
 from torch import Tensor
 from tqdm import tqdm
 
+_place = (0, 1)  # rank and ranks; not asked of torch, whose group vLLM takes away when it closes an engine
+
 
 def start(device: str) -> None:
     """Join the other ranks, if torchrun has started this process: one card each, and only rank 0 prints.
 
     To be called before CUDA is: a rank sees its own card only, as card 0.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or torch_dist.is_initialized():
+    global _place
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or ranks() > 1:
         return
     if device == "cuda":
         local, seen = int(os.environ["LOCAL_RANK"]), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -29,17 +32,18 @@ def start(device: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = cards[local] if local < len(cards) else ""
     torch_dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                   timeout=datetime.timedelta(hours=3))  # the longest that one may wait for another
+    _place = torch_dist.get_rank(), torch_dist.get_world_size()
     if rank():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
 
 
 def rank() -> int:
-    return torch_dist.get_rank() if torch_dist.is_initialized() else 0
+    return _place[0]
 
 
 def ranks() -> int:
-    return torch_dist.get_world_size() if torch_dist.is_initialized() else 1
+    return _place[1]
 
 
 def gather(items: list) -> list:
