@@ -145,12 +145,12 @@ def main() -> int:
         return learner.grpo_step(episodes, advantages, old)
 
     total, real = sum(map(tokens, found)), sum(tokens(shape, True) for shape in found)
-    print(f"{len(found)} episodes, {total:,} tokens, {real:,} of them sampled, {wide * len(found):,} with trl's padding")
-    print(f"lengths: {SHAPES} / {args.scale}")
+    print(f"{len(found)} episodes, {total:,} tokens, {real:,} of them sampled, {wide * len(found):,} with padding; "
+          f"lengths: {SHAPES} / {args.scale}")  # fmt: skip
     print(f"width {args.width}, LoRA {args.rank}, micro-batches of {args.rows * wide:,} tokens, torch "
           f"{torch.__version__}, {torch.get_num_threads()} threads")  # fmt: skip
     first, (loss, norm) = ours(), peer.step()
-    print(f"first update: loss {first['loss']:.5f} and {loss:.5f}, gradient norm {first['grad_norm']:.4f} and {norm:.4f}")
+    print(f"first update: loss {first['loss']:.5f}, gradient norm {first['grad_norm']:.4f}; trl {loss:.5f}, {norm:.4f}")
     (mine, other), memory = in_turns([ours, peer.step], args.rounds), [peak(ours), peak(peer.step)]
     print(f"  ours             {total / mine:9,.0f} tokens a second   peak memory {memory[0] / 1e6:7,.0f} MB")
     print(f"  trl with peft    {total / other:9,.0f} tokens a second   peak memory {memory[1] / 1e6:7,.0f} MB")
