@@ -30,7 +30,7 @@ from rl.env import open_env
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner, sampler_logprobs
-from rl.ledger import Ledger, flops
+from rl.ledger import Ledger, against_plan, flops
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
@@ -82,6 +82,8 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
         if config.sft_steps or config.sft_file:
             imitate(config, run)
         if config.steps:
+            if config.device == "cuda":
+                show_plan(config)  # the first step says how it compares
             reinforce(config, run)
         report.curves(run.rows(), run.folder / "curves.png")
         run.finish()
@@ -280,13 +282,12 @@ def reinforce(config: Config, run: Run) -> None:
     policy = resume_policy(config, base, last, adapter=True)
     optimizer = AdamW(policy.adapter.parameters(), config.lr, config.betas, weight_decay=config.weight_decay)
     learner = Learner(policy.model, policy.adapter.parameters(), optimizer, config, config.device, policy.chat.size)
-    step = last.step if last else 0
+    step = begun = last.step if last else 0
     if last:
         optimizer.load(last.tensors("optimizer"))
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
-    bar = tqdm(total=config.steps, initial=step, desc="grpo", unit="step")
-    begun, saving = step, {}
+    bar, saving = tqdm(total=config.steps, initial=step, desc="grpo", unit="step"), {}
 
     def measure(temperature: float) -> None:
         with (clock := Clock())("evaluate"):
@@ -308,9 +309,9 @@ def reinforce(config: Config, run: Run) -> None:
             run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
                      lambda folder: save_adapter(policy.adapter, folder, policy.base))
         saving, row["time"] = clock.seconds, row["time"] | clock.seconds
-        ledger.enter(row, row["time"])
-        bar.write(step_line(row))
-        bar.write(ledger.line(row, row["time"]))
+        bar.write(f"{step_line(row)}\n{ledger.step(row)}")
+        if "memory" in row and step == begun + 1:
+            bar.write(against_plan(config, policy.model.config, row["memory"]))
         warn_of_mismatch(config, row, bar.write)
         bar.update()
     bar.close()

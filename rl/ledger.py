@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from model import budget
+from model import budget, ops
 from model.qwen import ModelConfig
 from rl import dist
 from rl.config import Config
@@ -32,6 +32,18 @@ def flops(shape: ModelConfig, episodes: Sequence[Episode], live: Sequence[Sequen
     return {"sample": forward(episodes), "old_logprobs": sum(recomputed), "update": 2 * sum(passes)}
 
 
+def against_plan(config: Config, shape: ModelConfig, peaks: dict[str, int]) -> str:
+    """The most GPU memory that each phase of a step had allocated, beside the plan of model/budget.py."""
+    planned = budget.plan(shape, config.lora_rank, config.lora_targets, max(config.max_tokens, config.micro_tokens),
+                          config.head_chunk, config.sync, resident=config.sleep_level == 0, kernel=ops.installed("fla"))
+    names = {"old_logprobs": "recompute", "update": "update", "sync": "sync"}
+    sizes = {phase: sum(size for item, size in planned[name].items() if item not in ("free", "CUDA context"))
+             for phase, name in names.items()}
+    return "GPU memory in GiB, at most, and as planned: " + ", ".join(
+        f"{phase} {peaks[phase] / budget.GIB:.1f} ({size / budget.GIB:.1f})"
+        for phase, size in sizes.items() if phase in peaks)
+
+
 class Ledger:
     """Sums over all processes of a run, in its cost.json: what has been paid for, work that was lost and done again
     too. A process that is killed has not entered what it did since its last step or measurement."""
@@ -55,8 +67,10 @@ class Ledger:
         if dist.rank() == 0:
             write_json(self.path, sums)
 
-    def line(self, row: dict, phases: dict[str, float]) -> str:
-        """What a step took, and the run so far, in words."""
+    def step(self, row: dict) -> str:
+        """Enter a step; says what it took, and the run so far."""
+        phases = row["time"]
+        self.enter(row, phases)
         peak = 1e12 * self.config.peak_tflops * dist.ranks()
         shares = " ".join(f"{phase} {work / phases[phase] / peak:.0%}" for phase, work in row["flops"].items()
                           if work and phases.get(phase)) if peak else ""

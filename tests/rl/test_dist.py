@@ -50,7 +50,7 @@ def test_two_ranks_make_the_run_of_one(tmp_path):
     last = "runs/small/checkpoints/grpo-000002"
     expected, found = (load_file(folder / last / "trainer/optimizer.safetensors") for folder in (one, two))
     for name, tensor in expected.items():  # averages of the gradients and of their squares
-        assert (found[name] - tensor).abs().max() <= 1e-4 * tensor.abs().max()
+        assert (found[name] - tensor).abs().max() <= 1e-3 * tensor.abs().max()
     expected, found = (load_file(folder / last / "adapter_model.safetensors") for folder in (one, two))
     for name, tensor in expected.items():  # Adam divides a gradient near zero by its own size: rounding shows
         assert (found[name] - tensor).abs().mean() < 1e-6 and torch.isfinite(tensor).all()

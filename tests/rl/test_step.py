@@ -9,7 +9,7 @@ from model import budget
 from model.qwen import ModelConfig
 from rl.config import load_config, replace
 from rl.episode import Episode
-from rl.ledger import Ledger, flops
+from rl.ledger import Ledger, against_plan, flops
 from rl.sampler import make_seed
 from rl.tasks import TaskStream
 
@@ -167,6 +167,16 @@ def test_flops_and_tokens_of_a_step():
     assert flops(SHAPE, [], batches, "sampler")["old_logprobs"] == 0
 
 
+def test_memory_is_compared_with_the_plan():
+    config = load_config("l8.py")
+    shape = ModelConfig.from_json(config.architecture)
+    planned = budget.plan(shape, config.lora_rank, config.lora_targets, 32768, config.head_chunk, resident=True,
+                          kernel=False)["update"]
+    whole = (budget.CARD - planned["free"] - budget.CONTEXT) / 2**30
+    words = against_plan(config, shape, {"sample": 1, "update": 50 * 2**30})
+    assert words == f"GPU memory in GiB, at most, and as planned: update 50.0 ({whole:.1f})"
+
+
 def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
     clock = iter([0.0, 1800.0, 1800.0, 5400.0, 10_000.0, 10_900.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
@@ -175,9 +185,9 @@ def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
     phases = {"sample": 10.0, "update": 20.0, "old_logprobs": 0.0}
     ledger = Ledger(tmp_path, config)
     ledger.enter({}, {"evaluate": 5.0})
-    ledger.enter(row, phases)
-    assert "70 tokens sampled, 30 trained; of the peak: sample 20% update 25%" in ledger.line(row, phases)
-    assert "0.50 hours, 1.00 at 2 an hour" in ledger.line(row, phases)
+    assert ledger.step(row | {"time": phases}).strip() == (
+        "70 tokens sampled, 30 trained; of the peak: sample 20% update 25%; the run so far: 0.50 hours, "
+        "1.00 at 2 an hour")
     Ledger(tmp_path, config)  # a process that is killed before it enters anything
     again = Ledger(tmp_path, replace(config, price_per_hour=4.0))
     again.enter(row, phases)
