@@ -3,6 +3,7 @@
     python train.py                          the small run of configs/tiny.py, on a laptop's CPU
     python train.py --config l8.py           the main run, on one H100
     python train.py --config l8.py --dry-run     all of its code in small, on any machine, and what the run takes
+    torchrun --nproc-per-node 4 train.py --config l8.py      on four of them, which share each step's work
     python train.py --steps=40 --lr=2e-5     any setting of rl/config.py can be changed by --key=value
 
 Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
@@ -157,6 +158,7 @@ def imitate(config: Config, run: Run) -> None:
     bar.close()
     for temperature in (config.temperature, 0.0):
         measure_sft(config, policy, run, tasks, step, temperature)
+    policy.close()
 
 
 def file_digest(name: str) -> str:

@@ -41,6 +41,11 @@ class Policy:
         if self.weights:
             self.weights.release()
 
+    def close(self) -> None:
+        """End the sampler's engine, if it is one: the next stage starts its own, with the whole GPU."""
+        if self.weights:
+            self.sampler.close()
+
     @contextmanager
     def uploaded(self) -> Iterator[None]:
         self.upload()
