@@ -73,6 +73,9 @@ def stop(*_) -> None:
 def train(config: Config, new: bool = False, force: bool = False) -> None:
     """Go through the stages of `config` in its run folder, from wherever the last process left it."""
     dist.start(config.device)
+    if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
+        raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
+                          "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
     check_machine(config, config.model)
     run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))
     try:
