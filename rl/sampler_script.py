@@ -32,3 +32,9 @@ class ScriptSampler:
 
     def drop(self, key: int) -> None:
         self.turns.pop(key, None)
+
+    def release(self) -> None:
+        self.load(self.version)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
