@@ -23,20 +23,20 @@ def fetch(name: str | Path) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)):
         raise ConfigError(f"{what}: there is no such folder; {remedy}")
     try:
-        import huggingface_hub as hub
+        from huggingface_hub import HfApi, constants, snapshot_download
     except ImportError:
         raise ConfigError(f"{what}: there is no such folder, and to fetch it from the Hugging Face hub takes `pip "
                           f"install huggingface_hub`; or {remedy}") from None
     try:
-        folder = Path(hub.snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
+        folder = Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
         if whole(folder):
             return folder
     except Exception:  # nothing in the cache; errors differ by version
         folder = None
     try:
-        sizes = {file.rfilename: file.size or 0 for file in hub.HfApi().model_info(name, files_metadata=True).siblings}
-        check_room(what, sizes, folder, Path(hub.constants.HF_HUB_CACHE))
-        return Path(hub.snapshot_download(name, allow_patterns=PATTERNS))
+        sizes = {file.rfilename: file.size or 0 for file in HfApi().model_info(name, files_metadata=True).siblings}
+        check_room(what, sizes, folder, Path(constants.HF_HUB_CACHE))
+        return Path(snapshot_download(name, allow_patterns=PATTERNS))
     except ConfigError:
         raise
     except Exception as error:  # whatever a network, a hub or a disk can do

@@ -1,7 +1,10 @@
 """A model's name becomes a folder: from the cache, or fetched, or one clear line. The hub is a stand-in."""
 import json
+import os
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from rl.config import ConfigError
 from rl.hub import fetch
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 NAME = "Maker/Model-1.5B"
 FILES = {"config.json": 100, "tokenizer.json": 200, "model-1.safetensors": 3000, "model-2.safetensors": 4000,
          "model.safetensors.index.json": 50, "picture.png": 10**15}
@@ -88,6 +92,15 @@ def test_no_network_and_no_such_model(hub, name, words):
     with pytest.raises(ConfigError, match=words) as caught:
         fetch(name)
     assert "\n" not in str(caught.value)
+
+
+def test_the_real_package_offline(tmp_path):
+    """In a process of its own, as the package reads its environment once."""
+    code = "import sys; from rl.hub import fetch\ntry: fetch('Maker/Model')\nexcept ValueError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=100,
+                          env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})
+    assert "cannot be fetched from the Hugging Face hub" in done.stdout and "offline" in done.stdout, done.stderr
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_no_package(monkeypatch):
