@@ -1,18 +1,24 @@
-"""One training step of a 9B-shaped model on a GPU: peak memory against the plan, tokens a second, share of the peak.
+"""The trainer's phases on a 9B-shaped model on a GPU: memory against the plan, tokens a second, share of the peak.
 
-    python bench/gpu.py                         # 32,768 tokens in one row, LoRA of rank 64; needs some 45 GiB
+    python bench/gpu.py                         # 32,768 tokens, LoRA 64; needs 45 GiB, and 20 of main memory
     python bench/gpu.py --lengths 8192,12288,4096,8192
     python bench/gpu.py --small                 # a tiny model, also on a CPU: does it run?
 
 Weights are random: speed does not depend on them. First each fast kernel that is installed is checked against plain
-torch, forward and backward. torch 2.11 or later is enough; flash-attn and flash-linear-attention are used if present.
+torch, forward and backward. Then come the phases of a GRPO step but for sampling, by the trainer's own code: the frozen
+weights return from (pinned) main memory; old log-probs are computed; the adapter is updated; the weights leave; what
+the sampler gets is made, for both ways of syncing. torch 2.11 or later, numpy and tqdm are enough; flash-attn,
+flash-linear-attention and safetensors (to write the adapter) are used if present.
 """
 
 import argparse
 import sys
+import tempfile
 import time
-from dataclasses import replace
+from collections import deque
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -20,10 +26,13 @@ import torch
 from torch import Tensor
 
 from model import budget, ops
-from model.logprobs import token_logprobs
-from model.lora import TARGETS, attach
+from model.lora import TARGETS, attach, merged
 from model.ops import Rows
+from model.optim import AdamW, Weights
 from model.qwen import ModelConfig, Qwen, unit
+from rl.config import Config
+from rl.episode import Episode
+from rl.learner import Learner
 
 QWEN_9B = ModelConfig(
     *(248320, 4096, 12288, 32, 16, 4, 256),
@@ -42,6 +51,8 @@ SMALL = replace(
     linear_value_head_dim=16,
 )  # fmt: skip
 PEAK_TFLOPS = 989  # dense bf16 of an H100 or H200 SXM, by the datasheet
+CHUNK = 1024  # of the head, as in configs/l8.py
+PASSES = {"recompute": (1, 1), "update": (2, 3)}  # forward passes' worth of work, useful and with layer checkpoints
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -111,37 +122,80 @@ def timed(call, device: str) -> tuple[float, int]:
     return time.perf_counter() - began, torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds: int) -> None:
-    """Time the recompute of old log-probs (forward) and the update (forward and backward, with layer checkpoints) of
-    one micro-batch."""
-    tokens, chunk = sum(lengths), 1024  # as in configs/l8.py
-    model = Qwen.random(config, dtype=torch.bfloat16, device=device)
-    torch.nn.init.normal_(model.lm_head.weight, std=0.02)
-    adapter = attach(model, rank, rank)
-    model.gradient_checkpointing = True
-    ids = torch.randint(0, config.vocab_size, (tokens,), device=device)
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(device)
+class Trainer:
+    """What train.py has of a step between two samplings, with one micro-batch of random episodes."""
 
-    def forward() -> Tensor:
-        return token_logprobs(model(ids, cu_seqlens), model.head_weight, ids.roll(-1), chunk)[0]
+    def __init__(self, config: ModelConfig, lengths: list[int], rank: int, device: str):
+        self.model = Qwen.random(config, dtype=torch.bfloat16, device=device)
+        torch.nn.init.normal_(self.model.lm_head.weight, std=0.02)
+        self.model.gradient_checkpointing = True
+        self.adapter = attach(self.model, rank, rank)
+        self.weights = Weights(self.model, self.adapter.parameters(), device)
+        self.weights.release()
+        # Its defaults, not a Config: that would look for the task world, and so for packages that are not needed here
+        settings = {field.name: field.default for field in fields(Config)} | {"micro_tokens": sum(lengths)}
+        settings = SimpleNamespace(**settings | {"head_chunk": CHUNK})
+        optimizer = AdamW(self.adapter.parameters(), settings.lr)
+        self.learner = Learner(self.model, self.adapter.parameters(), optimizer, settings, device)
+        self.episodes = [Episode(SimpleNamespace(level=None), seed=0) for _ in lengths]
+        for episode, n in zip(self.episodes, lengths, strict=True):
+            ids = torch.randint(0, config.vocab_size, (n,)).tolist()
+            episode.append(ids[:1])
+            episode.append(ids[1:], [-12.4] * (n - 1))
+        self.gains = [1.0] * len(lengths)
+        self.stats = {}
 
-    def update() -> None:
-        forward().mean().backward()
+    def recompute(self) -> None:
+        self.old = self.learner.old_logprobs(self.episodes, self.gains)
 
+    def update(self) -> None:
+        self.stats = self.learner.grpo_step(self.episodes, self.gains, self.old)
+
+    def merge(self) -> None:
+        deque(merged(self.model, self.adapter, torch.bfloat16), maxlen=0)
+
+    def write_adapter(self) -> None:
+        from model.checkpoint import save_adapter
+
+        with tempfile.TemporaryDirectory() as folder:
+            save_adapter(self.adapter, folder, "", torch.bfloat16)
+
+    def phases(self) -> dict:
+        """In the order of a step; plan names are those of model/budget.py."""
+        calls = {"return": self.weights.upload, "recompute": self.recompute, "update": self.update,
+                 "offload": self.weights.release, "sync, merged": self.merge}  # fmt: skip
+        return calls | ({"sync, adapter": self.write_adapter} if ops.installed("safetensors") else {})
+
+
+def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds: int) -> bool:
+    """Time the phases and hold their memory against the plan. False if the update was none."""
+    tokens, trainer, best = sum(lengths), Trainer(config, lengths, rank, device), {}
+    for i in range(rounds + 1):  # the first round compiles kernels and fills the allocator's pools
+        for name, call in trainer.phases().items():
+            taken = timed(call, device)
+            best[name] = min(taken, best[name]) if i > 1 else taken
     kernel = device == "cuda" and ops.installed("fla")
-    phases = budget.plan(config, rank, TARGETS, tokens, chunk, kernel=kernel)
-    work = budget.forward_flops(config, lengths, tokens)
-    for name, call, useful, hardware in (("recompute", torch.no_grad()(forward), 1, 1), ("update", update, 2, 3)):
-        call()  # compiles kernels, fills the allocator's pools
-        seconds, peak = min(timed(call, device) for _ in range(rounds))
-        planned = sum(size for item, size in phases[name].items() if item not in ("free", "CUDA context"))
-        share = work / seconds / PEAK_TFLOPS / 1e12
-        print(f"  {name:16} {seconds:8.2f} s   {tokens / seconds:9,.0f} tokens a second")
-        if device == "cuda":
+    plan = budget.plan(config, rank, TARGETS, tokens, CHUNK, kernel=kernel)
+    plan["return"] = {item: plan["update"][item] for item in ("frozen weights", "adapter, fp32")}
+    work = budget.forward_flops(config, lengths, tokens - len(lengths))
+    moved = sum(plan["return"].values())
+    for name, (seconds, peak) in best.items():
+        rate = {"recompute": f"{tokens / seconds:,.0f} tokens a second", "return": f"{moved / seconds / 1e9:.1f} GB/s"}
+        rate["update"] = rate["recompute"]
+        print(f"  {name:16} {seconds:8.3f} s   {rate.get(name, '')}")
+        if device == "cuda" and name in plan:
+            planned = sum(size for item, size in plan[name].items() if item not in ("free", "CUDA context"))
             print(f"  {'':16} peak memory {peak / budget.GIB:.1f} GiB, planned {planned / budget.GIB:.1f} GiB")
-            print(f"  {'':16} {useful * share:.0%} of {PEAK_TFLOPS} TFLOP/s, {hardware * share:.0%} with recomputation")
-    print(f"  {sum(p.numel() for p in adapter.parameters()):,} adapter parameters, all with gradients: "
-          f"{all(p.grad is not None for p in adapter.parameters())}")  # fmt: skip
+        if device == "cuda" and name in PASSES:
+            useful, hardware = (passes * work / seconds / PEAK_TFLOPS / 1e12 for passes in PASSES[name])
+            print(f"  {'':16} {useful:.0%} of {PEAK_TFLOPS} TFLOP/s, {hardware:.0%} with recomputation")
+    if device == "cuda":
+        left = torch.cuda.memory_allocated()
+        print(f"  left on the card after the offload: {left / budget.GIB:.2f} GiB")
+    parameters = sum(p.numel() for p in trainer.adapter.parameters())
+    print(f"  {parameters:,} adapter parameters, updated: {trainer.stats['steps'] == 1}; the first ratio is 1 within "
+          f"{abs(trainer.stats['ratio_max'] - 1):.1e}")  # fmt: skip
+    return trainer.stats["steps"] == 1
 
 
 def main() -> int:
@@ -155,12 +209,12 @@ def main() -> int:
     if device == "cpu" and not args.small:
         print("bench/gpu.py: this machine has no CUDA device; --small runs a tiny model on the CPU", file=sys.stderr)
         return 2
-    lengths = [130, 1, 169] if args.small else [int(n) for n in args.lengths.split(",")]
+    lengths = [130, 2, 168] if args.small else [int(n) for n in args.lengths.split(",")]
     where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     print(f"{where}, torch {torch.__version__}\nkernels against plain torch:")
     good = check_kernels(device, [70, 1, 200])
     print(f"{'tiny' if args.small else '9B'} model, {sum(lengths):,} tokens in {len(lengths)} rows, LoRA {args.rank}:")
-    step(SMALL if args.small else QWEN_9B, lengths, args.rank, device, args.rounds)
+    good &= step(SMALL if args.small else QWEN_9B, lengths, args.rank, device, args.rounds)
     return 0 if good else 1
 
 
