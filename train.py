@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             show_plan(config)
         else:
             train(config, args.new, args.force)
+            dist.stop()
 
     return cli.run_script("train.py", work)
 
@@ -89,7 +90,8 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
             if config.device == "cuda":
                 show_plan(config)  # the first step says how it compares
             reinforce(config, run)
-        report.curves(run.rows(), run.folder / "curves.png")
+        rows, path = run.rows(), run.folder / "curves.png"
+        dist.on_first(lambda: report.curves(rows, path))
         run.finish()
         print(f"done: curves in {run.folder}/curves.png; try python sample.py --policy {run.folder}")
     except KeyboardInterrupt:

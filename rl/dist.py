@@ -38,6 +38,13 @@ def start(device: str) -> None:
         tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
 
 
+def stop() -> None:
+    """Leave the other ranks, at a run's end: a process that ends with the group open may die of it."""
+    if ranks() > 1:
+        torch_dist.barrier()
+        torch_dist.destroy_process_group()
+
+
 def rank() -> int:
     return _place[0]
 
