@@ -1,4 +1,5 @@
-"""Several GPUs: `torchrun --nproc-per-node N train.py` starts N processes, the ranks, that share each step's work.
+"""Several GPUs of one machine: `torchrun --nproc-per-node N train.py` starts N processes, the ranks, which share a
+step's work.
 
 Each rank samples whole groups, and then holds the episodes of all of them; it runs its share of the micro-batches of
 each optimizer batch, and the gradients are summed, so that all ranks take the same optimizer step. Token counts are
