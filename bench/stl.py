@@ -26,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from stl.expert import solve
 from stl.formula import And, F, G, In, Or, Out, Until, parse
 from stl.levels import RL_COUNTS, make_task
 from stl.monitor import check
 from stl.planner import GrownMap, plan_path, prepared
+from stl.tools import call_tool
 from stl.world import Task
 
 
@@ -202,6 +204,28 @@ def bench_rtamt(tasks: list[Task]) -> None:
     print(f"  {formulas} formulas, {differ} verdicts differ by more than 1e-6 m")
 
 
+def bench_share(tasks: list[Task], episodes: int = 256, calls: int = 20) -> None:
+    """Share of a training step that its tool calls take on L8, in one process and with nothing beside them. The step's
+    length comes from what rl/plan.py assumes of sampling: no GPU is needed."""
+    from rl.plan import LENGTHS, POST, SAMPLED, SPEED
+
+    print(f"\ntools in a step of {episodes} L8 episodes with {calls} calls each")
+    times = []
+    for task in tasks:
+        fresh, first = Task.from_json(task.to_json()), len(times)  # each episode prepares its map anew: the worst case
+        for message in solve(task):
+            for call in message.get("tool_calls", ()):
+                given = json.loads(call["function"]["arguments"])
+                times.append(clock(call_tool, fresh, call["function"]["name"], given)[1])
+        times.append(clock(call_tool, fresh, "check_path", {"waypoints": task.witness})[1])
+        times[first:] = [sum(times[first:]) / len(times[first:])]
+    mean = line("a call, mean of the expert's and a check_path, by map", times)
+    step = episodes * LENGTHS[False] * SAMPLED / SPEED / POST["sample"]
+    took = episodes * calls * mean / 1e3
+    print(f"  {took:.1f} s of {step:,.0f} s: {took / step:.1%} (aim: at most 2%); a step by {LENGTHS[False]:,} tokens "
+          f"an episode, {SAMPLED:.0%} of them sampled at {SPEED:,} a second, which is {POST['sample']:.0%} of it")
+
+
 def timed_task(job: tuple[str, int]) -> None:
     make_task(job[0], "bench", job[1])
 
@@ -230,6 +254,7 @@ def main() -> None:
     bench_peers(tasks, args.queries)
     bench_rtamt(tasks)
     bench_rtamt([make_task(f"L{1 + i % 5}", "bench", i) for i in range(args.tasks)])
+    bench_share(tasks)
     bench_making(args.make)
 
 
