@@ -25,7 +25,7 @@ config = Config(
     max_turn_calls=2,
     # Imitation of a teacher who is careless: in 45% of the legs it forgets to wait, in 45% of the tasks to keep out.
     # The stage ends once 40% of the held-out tasks are solved, so that there is something left to improve.
-    sft_steps=600,
+    sft_steps=900,
     sft_batch=16,
     sft_optimizer="muon",
     sft_lr=4e-3,
@@ -44,7 +44,7 @@ config = Config(
     tasks_per_step=24,
     samples=8,
     optimizer_steps=2,
-    lr=4e-3,
+    lr=2e-3,
     betas=(0.9, 0.99),
     weight_decay=0.0,
     micro_tokens=2048,
