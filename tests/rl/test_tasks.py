@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl import stl_env
 from rl import tasks as tasks_module
 from rl.tasks import SETS, TaskStream, demonstrations, held_out, main, make_sets, proportional
 from stl.expert import solve
@@ -21,13 +22,13 @@ MIXES = st.dictionaries(st.sampled_from(LEVELS), st.integers(1, 12), min_size=1,
 @pytest.fixture
 def named(monkeypatch):
     """make_task that only names its task."""
-    monkeypatch.setattr(tasks_module, "make_task", lambda *key: key)
+    monkeypatch.setattr(stl_env, "make_task", lambda *key: key)
 
 
 @given(mix=MIXES, seed=st.integers(0, 2**62), n=st.integers(1, 9))
 def test_each_epoch_has_each_task_once(mix, seed, n):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks_module, "make_task", lambda *key: key)
+        patch.setattr(stl_env, "make_task", lambda *key: key)
         stream, size = TaskStream(mix, "rl", seed), sum(mix.values())
         drawn = [task for step in range(3 * size // n + 1) for task in stream.batch(step, n)]
         everything = {(level, "rl", index) for level, count in mix.items() for index in range(count)}
