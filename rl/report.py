@@ -1,4 +1,5 @@
-"""Reports from episodes and metrics: success by level with its interval, pass@k, failures, endings, learning curves."""
+"""Reports from episodes and metrics: success by level with its interval, pass@k, failures, endings, tool habits, the
+course of a run, its time and cost; of several runs side by side; learning curves as a picture."""
 from __future__ import annotations
 
 import json

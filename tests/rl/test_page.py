@@ -3,6 +3,8 @@ import base64
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -11,16 +13,16 @@ import numpy as np
 import pytest
 
 import eval as evaluation
-from rl.chat import CompactChat
+from rl.chat import CompactChat, QwenChat
 from rl.config import load_config
 from rl.episode import Episode
 from rl.grpo import advantages
-from rl.page import MARK, TEMPLATE, steps_shown
+from rl.page import MARK, TEMPLATE, _spelling, eval_groups, steps_shown, write
 from rl.report import combine, load, of_rows, sections, side_by_side, summarize
 from rl.run import Run, read_episodes
 from stl.expert import demonstrate
 from stl.levels import make_task
-from stl.monitor import check
+from stl.monitor import Verdict, check
 from stl.prompts import grade
 
 
@@ -88,17 +90,30 @@ def all_episodes(folder: Path) -> list:
     return found
 
 
-def test_the_report_of_a_run_is_that_of_its_episodes(folder):
+def assert_the_report_is_that_of_the_episodes(folder: Path) -> tuple[dict, dict]:
     report, expected = load(folder), summarize(all_episodes(folder))
     for one, other in [(report["training"], expected), *((report["training"]["levels"][level], figures)
                                                          for level, figures in expected["levels"].items())]:
         for key in other.keys() - {"levels", "failures", "endings"}:
             assert one[key] == pytest.approx(other[key]), key
         assert (one["failures"], one["endings"]) == (other["failures"], other["endings"])
+    assert json.loads(json.dumps(report)) == report
+    return report, expected
+
+
+def test_the_report_of_a_run_is_that_of_its_episodes(folder):
+    report, expected = assert_the_report_is_that_of_the_episodes(folder)
     assert sum(expected["histogram"]) == expected["tasks"] == 12 and expected["habits"]["calls"] > 20
     assert report["time"] == {"sample": 9.0, "update": 3.0} and report["steps"] == [1, 3]
     assert [point["entropy"] for point in report["course"]] == [1, 1 / 2, 1 / 3]
-    assert json.loads(json.dumps(report)) == report
+
+
+@pytest.mark.slow
+def test_the_report_of_a_run_that_was_trained(tmp_path):
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "small_run.py"], cwd=tmp_path, check=True)
+    report, expected = assert_the_report_is_that_of_the_episodes(tmp_path / "runs" / "small")
+    assert expected["episodes"] == 64 and report["cost"]["sampled"] == sum(
+        e.sampled for e in all_episodes(tmp_path / "runs" / "small"))
 
 
 def test_steps_and_levels_restrict_a_report(folder):
@@ -119,8 +134,11 @@ def test_rows_of_an_older_program_are_read(folder):
 
 
 def test_reports_stand_side_by_side(folder, tmp_path):
-    result = tmp_path / "expert.json"
-    assert evaluation.main(["--policy", "expert", "--level", "L0", "--tasks", "2", "--json", str(result)]) == 0
+    result, page = tmp_path / "expert.json", tmp_path / "expert.html"
+    command = ["--policy", "expert", "--level", "L0", "--tasks", "2", "--json", str(result), "--html", str(page)]
+    assert evaluation.main(command) == 0
+    shown = [row[2:6] for row in blocks(page)["main"]["index"]]
+    assert shown == [["expert", None, "L0", "L0-eval-0"], ["expert", None, "L0", "L0-eval-1"]]
     reports = [load(folder), load(result)]
     lines = side_by_side(reports).splitlines()
     column = lines[0].index(str(result))
@@ -177,6 +195,42 @@ def test_the_page_holds_the_episodes(folder, tmp_path):
     names = data["main"]["names"][str(folder)]
     shown = "".join(names[str(token)] for token in episodes[0].ids)
     assert " ".join(shown.split()) == " ".join(chat.text(episodes[0].ids).split())
+
+
+def test_tokens_are_spelt_as_they_read(qwen_folder):
+    chat = QwenChat(qwen_folder)
+    ids = chat.prompt(make_task("L0", "eval", 0))
+    assert "".join(_spelling(chat, token) for token in ids) == chat.text(ids)
+
+
+class Riddle:
+    """A task of another world."""
+
+    id, level = "riddle", "easy"
+
+    def to_json(self) -> dict:
+        return {"id": self.id, "question": "2 + 2"}
+
+
+def riddle_page(file: Path) -> dict:
+    episode = Episode(Riddle(), 0)
+    episode.append([1, 2])
+    episode.append([3, 4], [-0.5, float("-inf")])
+    call = {"type": "function", "id": "call_0", "function": {"name": "sum", "arguments": '{"of": [2, 2]}'}}
+    episode.messages = [{"role": "assistant", "content": "I add.", "tool_calls": [call]},
+                        {"role": "tool", "content": "4"}, {"role": "assistant", "content": "<answer>4</answer>"}]
+    episode.end("answer", Verdict(True, None, [], "right"))
+    row = {"stage": "eval", "of": "me", "step": None, "temperature": float("nan"), **summarize([episode])}
+    assert write(file, [of_rows("riddles", [row])], eval_groups("riddles", [episode])) == {
+        "episodes": 1, "bytes": file.stat().st_size}
+    return blocks(file)
+
+
+def test_another_world_has_no_map(tmp_path):
+    data = riddle_page(tmp_path / "riddle.html")
+    found = data["g0"]["episodes"][0]
+    assert (found["answer"], found["truth"], found["logprobs"]) == (None, None, [-50, -9900])
+    assert data["main"]["reports"][0]["held_out"][0]["temperature"] is None  # a browser's JSON knows no NaN
 
 
 def test_long_runs_are_thinned_to_whole_steps(folder):
@@ -310,6 +364,17 @@ def test_tokens_have_two_colours_and_say_their_log_prob(view, folder):
     view.focus("#tokens")
     view.keyboard.press("ArrowRight")
     assert f"token {start + 3}," in view.inner_text("#tip")
+
+
+@pytest.mark.slow
+def test_another_world_in_the_browser(browser, tmp_path):
+    riddle_page(tmp_path / "riddle.html")
+    for page in tab(browser, tmp_path / "riddle.html"):
+        page.click("#tab-episodes")
+        page.wait_for_selector(".said.final")
+        for key in "[] tcjk":
+            page.keyboard.press(key)
+        assert "I add." in page.inner_text("#text") and page.query_selector("#map") is None
 
 
 @pytest.mark.slow
