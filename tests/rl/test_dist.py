@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from rl.run import read_episodes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ARGUMENTS = ["--sft_steps=3", "--sft_tasks=8", "--steps=2", "--eval_every=0", "--micro_tokens=500"]
+ARGUMENTS = ["--sft_steps=1", "--sft_tasks=8", "--steps=2", "--eval_every=0", "--micro_tokens=500",
+             '--eval_mix={"L0": 2}']
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
