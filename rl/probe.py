@@ -59,6 +59,8 @@ def probe(policy, say=print) -> dict[str, tuple[float, float]]:
             with changed(adapter, kind, scale):
                 sampler.load(version)
                 turns[kind] = sample(sampler, prompt)
+    except SamplerError as error:
+        raise ProbeError(f"with new weights of {kind}: {error}" if kind else str(error)) from error
     finally:
         sampler.release()
     with policy.uploaded():

@@ -98,9 +98,19 @@ def policy(engine, monkeypatch):
     with torch.no_grad():
         for term in engine.adapter.terms.values():
             term.b.zero_()
+    monkeypatch.setattr("rl.probe.PROMPT", 450)  # in blocks of 128 and 384 tokens: enough for a prefix to be known
     engine.sampler.failed = False
+    if engine.sampler.sync != engine.config.sync:  # a test has changed it
+        engine.sampler.rebuild(engine.config.sync)
     engine.sampler.load(0)
     engine.sampler.metrics()
     yield engine
     monkeypatch.undo()
     engine.sampler.release()
+
+
+@pytest.fixture
+def short_prompts(policy, monkeypatch):
+    """For tests to which it does not matter what is read."""
+    prompt = policy.chat.prompt
+    monkeypatch.setattr(policy.chat, "prompt", lambda task: prompt(task)[-100:])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARGUMENTS = ["--sampler=vllm", "--steps=3", "--gpu_memory=0.1", "--enforce_eager=true", "--sampler_slots=16",
-             "--engine_tokens=2048", "--probe_every=2", "--sft_steps=30", "--eval_every=3", "--max_tokens=256"]
+             "--engine_tokens=2048", "--probe_every=2", "--sft_steps=30", "--eval_every=3", "--max_tokens=256",
+             "--tool_workers=2"]
 
 
 def run(folder, *arguments):
