@@ -236,6 +236,7 @@ def side_by_side(reports: Sequence[dict]) -> str:
     lines = [["", *(report["name"] for report in reports)]]
     for title in titles:
         rows = dict.fromkeys(row for one in made for row in one.get(title, ()))
+        rows = sorted(rows, key=lambda row: row.startswith("all"))  # below the levels of every report
         lines += [[], [title], *(["  " + row, *(one.get(title, {}).get(row, "-") for one in made)] for row in rows)]
     widths = [max(len(line[i]) for line in lines if len(line) > 1) for i in range(len(reports) + 1)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
