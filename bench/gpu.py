@@ -180,9 +180,10 @@ def step(config: ModelConfig, lengths: list[int], rank: int, device: str, rounds
     work = budget.forward_flops(config, lengths, tokens - len(lengths))
     moved = sum(plan["return"].values())
     for name, (seconds, peak) in best.items():
-        rate = {"recompute": f"{tokens / seconds:,.0f} tokens a second", "return": f"{moved / seconds / 1e9:.1f} GB/s"}
-        rate["update"] = rate["recompute"]
-        print(f"  {name:16} {seconds:8.3f} s   {rate.get(name, '')}")
+        rate = f"{tokens / seconds:,.0f} tokens a second" if name in PASSES else ""
+        if device == "cuda" and name == "return":  # on the CPU nothing moves
+            rate = f"{moved / seconds / 1e9:.1f} GB/s"
+        print(f"  {name:16} {seconds:8.3f} s   {rate}".rstrip())
         if device == "cuda" and name in plan:
             planned = sum(size for item, size in plan[name].items() if item not in ("free", "CUDA context"))
             print(f"  {'':16} peak memory {peak / budget.GIB:.1f} GiB, planned {planned / budget.GIB:.1f} GiB")
