@@ -5,6 +5,7 @@
     python eval.py --policy runs/tiny --samples 8 --temperature 1 --json result.json --html result.html
     python eval.py --model Qwen/Qwen3.5-9B --tools off --samples 8 --level L1,L8 --tasks 20       before any training
     python eval.py --model FOLDER --adapter runs/l8 --sampler torch --max_tokens=16384 --thinking=true
+    python eval.py --policy api --teacher_model=NAME --teacher_url=URL      a teacher, with the bill; see rl/teacher.py
     python eval.py --report runs/tiny runs/tiny-2       what their logs tell, side by side; measures nothing
     python eval.py --report runs/tiny --steps 1-5 --html tiny.html
 
@@ -112,17 +113,21 @@ def measure(args) -> None:
     print(f"policy {name}" + (f" and {args.adapter}" if args.adapter else "") + (
         f", temperature {heat:g}, {with_tools} tools" if policy.config else ""))
     print(table(summary))
+    text, bill = policy.bill(episodes) if name == cli.API else ("", None)
+    if bill:
+        print(f"\n{text}")
     if args.samples > 1:
         print(f"\n{ladder(summary)}")
     if args.json:
         settings = {"adapter": args.adapter, "tools": policy.config.tools} if policy.config else {}
+        settings |= {"model": policy.config.teacher_model, "bill": bill} if bill else {}
         content = {"policy": name, "temperature": heat, "samples": args.samples, **settings, **summary,
                    "outcomes": [outcome(episode) for episode in episodes]}
         write_json(Path(args.json), content)
     if args.html:
         row = {"stage": "eval", "of": name, "step": None, "temperature": heat} | summary
         write_page(args.html, [report.of_rows(name, [row])], page.eval_groups(name, episodes),
-                   {name: policy.chat} if policy.config else {})
+                   {name: policy.chat} if hasattr(policy, "chat") else {})
 
 
 def ladder(summary: dict) -> str:

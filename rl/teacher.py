@@ -210,10 +210,12 @@ class Teacher:
         asked = getattr(getattr(error, "response", None), "headers", {}).get("retry-after", "")
         return max(wait, min(float(asked), self.config.teacher_seconds)) if asked.isdecimal() else wait
 
-    def bill(self, episodes: list[Episode]) -> str:
-        """What `episodes` cost, by level."""
-        return Tally({"level": e.task.level or "none", "success": e.reward > 0, "turns": e.turns,
-                      "tokens": self.usage[e.task.id, e.sample]} for e in episodes).table(self.config.teacher_prices)
+    def bill(self, episodes: list[Episode]) -> tuple[str, dict]:
+        """What `episodes` cost: a table by level, and the sums for JSON."""
+        tally = Tally({"level": e.task.level or "none", "success": e.reward > 0, "turns": e.turns,
+                       "tokens": self.usage[e.task.id, e.sample]} for e in episodes)
+        used, prices = tally.all(), self.config.teacher_prices
+        return tally.table(prices), {kind: used[kind] for kind in TOKENS} | {"dollars": cost(used, prices)}
 
 
 class Tally:

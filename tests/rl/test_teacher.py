@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import eval as eval_script
 import sample as sample_script
 import train
 from rl import tasks as tasks_module
@@ -339,6 +340,22 @@ def test_one_process_at_a_time_and_one_policy_a_file(serve, capsys):
     assert Path("t.jsonl").read_text().startswith('{"id": "L0-sft-1"')
 
 
+def test_a_teacher_is_measured_on_the_held_out_set_and_billed(serve, capsys):
+    tasks = [make_task(level, "eval", i) for level in ("L0", "L1") for i in range(2)]
+    server = serve(lambda task, turn, attempt: expert(task)[turn], tasks)
+    command = ["--policy", "api", "--level", "L0,L1", "--tasks", "2", "--samples", "2", "--json", "out.json",
+               "--html", "out.html", *arguments(server, teacher_prices="(1,2,3)")[6:]]
+    for _ in range(2):  # the second time, all answers are there
+        assert eval_script.main(command) == 0
+        out = capsys.readouterr().out
+        requests = 2 * sum(len(expert(task)) for task in tasks)
+        assert sum(server.asked.values()) == requests and set(server.asked.values()) == {2}  # a request for each sample
+        result = json.loads(Path("out.json").read_text())
+        assert result["success"] == 1.0 and result["episodes"] == 8 and f"{100 * requests * 6 // 10:,}" in out
+        assert result["bill"] == {"uncached": 40 * requests, "cached": 60 * requests, "output": 10 * requests,
+                                  "dollars": pytest.approx((40 + 120 + 30) * requests / 1e6)}
+
+
 @pytest.mark.parametrize("policy", ["expert", "search"])
 def test_policies_without_an_api_collect_the_same_way(policy, capsys):
     command = ["--collect", "e.jsonl", "--policy", policy, "--tasks", "distill:L0=2,L1=1", "--config", "tiny.py"]
@@ -431,7 +448,8 @@ def write(path, rows):
 SHAPE = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
 SMALL = ["--name=small", "--chat=qwen", "--sft_steps=0", "--sft_batch=2", "--sft_epochs=2", "--sft_optimizer=adamw",
-         "--sft_held_out=2", "--sft_eval_every=2", "--sft_eval_from=0", "--sft_stop=1", "--sft_lr=0.01", "--sft_warmup=1",
+         "--sft_held_out=2", "--sft_eval_every=2", "--sft_eval_from=0", "--sft_stop=1", "--sft_lr=0.01",
+         "--sft_warmup=1",
          "--max_tokens=6000", "--micro_tokens=9000", "--max_turns=2", "--max_turn_tokens=6", "--lora_rank=4",
          "--steps=1", "--tasks_per_step=2", "--samples=2", "--checkpoint_seconds=0", '--mix={"L0": 40}',
          '--eval_mix={"L0": 2}']
