@@ -3,10 +3,11 @@
 The same train() goes through a temporary run folder with a tiny random network, and a sampler that says what stands in
 EPISODES. What was scaled down is said, and each branch that was to be taken is looked up in what the run wrote.
 """
+import contextlib
+import dataclasses
+import functools
 import importlib.util
-import json
 import math
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -21,8 +22,7 @@ from model.qwen import Qwen
 from rl.chat import CompactChat, QwenChat
 from rl.config import Config, replace
 from rl.env import open_env
-from rl.plan import show_plan
-from rl.policy import random_shape
+from rl.plan import shape_of, show_plan
 from rl.run import latest_checkpoint, read_episodes, read_rows
 from rl.sampler_script import ScriptSampler
 from rl.tasks import held_out
@@ -40,6 +40,7 @@ class Script(ScriptSampler):
     def __init__(self, config: Config, chat: CompactChat | QwenChat):
         self.config, self.chat, self.env = config, chat, open_env(config.env)
         tasks = [self.env.make_task(level, config.split, i) for level, n in config.mix.items() for i in range(n)]
+        self.write = functools.cache(self.write)
         self.tasks = {tuple(chat.prompt(task)): task for task in tasks + held_out(config.eval_mix, config.env)}
         super().__init__(lambda key, turn: self.said[key][turn], [chat.stop_id, *chat.end_ids], -math.log(chat.size))
 
@@ -52,19 +53,19 @@ class Script(ScriptSampler):
             prompt = tuple(ids)
             sample = self.asked[prompt] = self.asked.get(prompt, -1) + 1
             kinds = EPISODES[list(self.asked).index(prompt) % len(EPISODES)]
-            self.said[key] = self.turns_of(self.tasks[prompt], kinds[sample % len(kinds)])
+            self.said[key] = self.write(prompt)[kinds[sample % len(kinds)]]
         super().add(key, ids, max_new, seed)
 
-    def turns_of(self, task, kind: str) -> list[list[int]]:
-        """The turns of an episode of this kind, as token ids."""
+    def write(self, prompt: tuple[int, ...]) -> dict[str, list[list[int]]]:
+        """The turns of each kind of episode, as token ids."""
+        task = self.tasks[prompt]
         expert = self.converse(task, self.config.tools)
-        answer = self.chat.parse(expert[-1]).content
-        found = re.search(r"<answer>(\[\[.*?\])", answer)  # to stay at the first waypoint: well-formed, and wrong
+        found = re.search(r"<answer>(\[\[.*?\])", self.chat.parse(expert[-1]).content)  # where it is wrong to stay
         wrong = f"<answer>{found[1] if found else '[[0, 0, 0]'}]</answer>"
         stop, broken = [self.chat.stop_id], self.broken(task)
         return {"right": expert, "wrong": [self.chat.assistant({"content": wrong})], "silent": [stop],
                 "end of text": [self.chat.end_ids[:1] or stop], "broken call": [broken, *expert], "endless": [broken]
-                * self.config.max_turns, "cut": [expert[0][:-1] * self.config.max_turn_tokens]}[kind]
+                * self.config.max_turns, "cut": [expert[0][:-1] * self.config.max_turn_tokens]}
 
     def converse(self, task, tools: bool) -> list[list[int]]:
         """The expert's turns."""
@@ -81,19 +82,15 @@ class Script(ScriptSampler):
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
     """Go through `train` with `config` scaled down, check that each branch was taken, print the real run's plan."""
-    here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         scaled, chat = scale_down(config, Path(folder))
         print(slice_table(scaled, chat), flush=True)
-        os.chdir(folder)
-        try:
+        with contextlib.chdir(folder):
             if scaled.steps:  # end early, and go on in what looks like another process
                 train(replace(scaled, steps=scaled.steps - 1))
             train(scaled, force=True)
             taken = branches(scaled, chat, Path("runs") / scaled.name)
-        finally:
-            os.chdir(here)
-    print("\n".join(f"  {'taken' if done else 'NOT TAKEN'}: {name}" for name, done in taken.items()))
+    print(*(f"  {'taken' if done else 'NOT TAKEN'}: {name}" for name, done in taken.items()), sep="\n")
     if not all(taken.values()):
         raise RuntimeError("the dry run did not take all branches")
     show_plan(config)
@@ -114,14 +111,12 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
     chat = find_chat(config, folder)
     kind = "qwen" if isinstance(chat, QwenChat) else "compact"
     levels, held = (config.mix, config.eval_mix) if kind == config.chat else (["L0"], ["L0"])
-    data = config.architecture or {"model_type": "qwen3_5_text"}
-    if (Path(config.model or folder) / "config.json").is_file():
-        data = json.loads((Path(config.model) / "config.json").read_bytes())
-        data = data.get("text_config", data)
-    layers = data.get("full_attention_interval", 4) if data["model_type"] == "qwen3_5_text" else 2
-    shape = {k: v for k, v in data.items() if k != "layer_types"} | SMALL | {"num_hidden_layers": layers}
+    shape, _ = shape_of(config)
+    layers = shape.layers.index("full_attention") + 1  # the first ones, of all kinds
+    shape = dataclasses.replace(shape, **SMALL, num_hidden_layers=layers, layer_types=shape.layer_types[:layers],
+                                vocab_size=chat.size)
     imitates = bool(config.sft_steps or config.sft_file)
-    changes = {"name": "dry-run", "model": "", "adapter": "", "architecture": shape, "sampler": "script",
+    changes = {"name": "dry-run", "model": "", "adapter": "", "architecture": shape.to_json(), "sampler": "script",
                "chat": kind, "device": "cpu", "dtype": "float32", "lora_rank": 4,
                "mix": dict.fromkeys(levels, -(-16 // len(levels))), "eval_mix": dict.fromkeys(held, 1),
                "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
@@ -129,7 +124,7 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
                "sft_eval_every": 0, "steps": 3 if config.steps else 0, "tasks_per_step": len(EPISODES), "eval_every": 2,
                "samples": len(EPISODES[0]), "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100,
                "max_drawn": 3 * len(EPISODES), "tool_workers": min(1, config.tool_workers)}
-    model = Qwen.random(random_shape(replace(config, architecture=shape), chat.size), seed=0)
+    model = Qwen.random(shape, seed=0)
     if config.adapter:
         laid = lora.attach(model, changes["lora_rank"], config.lora_alpha, config.lora_targets, seed=1)
         save_adapter(laid, folder / "adapter", "")

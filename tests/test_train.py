@@ -1,23 +1,28 @@
 """train.py as a user runs it: to the end, killed and resumed to the bit, and with mistakes on its command line."""
+import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from rl.config import load_config
+import train
+from rl import dryrun
+from rl.config import load_config, replace
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "small_run.py"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run(folder, *arguments, script=SMALL):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([sys.executable, str(script), *arguments], cwd=folder, env=environment, capture_output=True,
-                          text=True, timeout=240)
+def run(folder, *arguments, script=SMALL, timeout=280):
+    return subprocess.run([sys.executable, str(script), *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True,
+                          text=True, timeout=timeout)
 
 
 def weights(folder):
@@ -51,8 +56,8 @@ def test_a_run_to_its_end(undisturbed):
     assert any(0 < row["reward"] < 1 for row in steps), "no group was mixed: nothing was tested"
     assert any(stats["steps"] for row in steps for stats in row["learner"])
     for row in steps:
-        lines = (folder / f"episodes/step-{row['step']:06d}.jsonl").read_text().splitlines()
-        episodes = [json.loads(line) for line in lines]
+        packed = (folder / f"episodes/step-{row['step']:06d}.jsonl.gz").read_bytes()
+        episodes = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
         assert len(episodes) == 16 and sum(e["reward"] for e in episodes) / 16 == row["reward"]
         assert sum(stats["tokens"] for stats in row["learner"]) == sum(sum(e["mask"]) for e in episodes)
         assert all(stats["mismatch_max"] < 1e-4 for stats in row["learner"] if stats["steps"])
@@ -67,24 +72,47 @@ def test_a_run_to_its_end(undisturbed):
     assert again.returncode == 0 and "is finished" in again.stdout
 
 
-@pytest.mark.parametrize("kill", ["grpo:3:rollouts", "grpo:3:checkpoint"])
-def test_two_steps_and_a_kill_and_two_steps(undisturbed, tmp_path, kill):
-    """Final weights, optimizer state and metrics equal the undisturbed run's to the bit."""
-    died = run(tmp_path, "--kill", kill)
-    assert died.returncode == -9, died.stderr
-    assert max(row["step"] for row in metrics(tmp_path) if row["stage"] == "grpo") in (2, 3)
-    resumed = run(tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    same_as(undisturbed, tmp_path)
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_kills_at_random_moments(tmp_path, kills):
+    """Weights, optimizer state, episodes and metrics of each run, resumed every time, equal the undisturbed one's."""
+    done = run(tmp_path, "--kills", str(kills), timeout=3600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{kills} kills in "), done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", ["sft:5:checkpoint", "sft:9:after", "sft:12:after", "grpo:1:rollouts", "grpo:2:update",
-                                  "grpo:4:update", "grpo:4:after", "grpo:1:checkpoint"])
-def test_kills_anywhere(undisturbed, tmp_path, kill):
-    assert run(tmp_path, "--kill", kill).returncode == -9
+def test_a_spot_machines_warning(undisturbed, tmp_path):
+    """SIGTERM in the middle of a step: it ends in order, and the same command comes to the same end."""
+    process = subprocess.Popen([sys.executable, str(SMALL)], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "runs/small/metrics.jsonl"
+    while process.poll() is None and not (log.exists() and '"stage": "grpo"' in log.read_text()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 1 and "the same command goes on from here" in said, said
+    assert not (tmp_path / "runs/small/finished").exists()
     assert run(tmp_path).returncode == 0
     same_as(undisturbed, tmp_path)
+
+
+def test_nothing_outlives_the_warning_for_long(tmp_path):
+    """A kernel that does not come back is ended by the alarm, here after 1 s instead of 20."""
+    script = tmp_path / "stuck.py"
+    script.write_text("""
+import signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import train
+alarm, asked = signal.alarm, []
+signal.alarm = lambda seconds: (asked.append(seconds), alarm(1))
+signal.signal(signal.SIGTERM, train.stop)
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    print(asked, flush=True)
+time.sleep(200)
+""")
+    done = run(tmp_path, str(ROOT), script=script)
+    assert done.returncode == -signal.SIGALRM and done.stdout == "[20]\n", done.stderr
 
 
 def same_as(undisturbed, folder):
@@ -138,3 +166,30 @@ def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):
     assert all(expected[name].equal(found[name]) for name in expected) and expected.keys() == found.keys()
     assert [row["reward"] for row in metrics(tmp_path) if row["stage"] == "grpo"] == [
         row["reward"] for row in metrics(undisturbed) if row["stage"] == "grpo"]
+
+
+def test_the_dry_run_goes_the_whole_way(qwen_folder, tmp_path, monkeypatch, capsys):
+    """l8_distilled: Qwen's format over a hybrid network, an adapter to begin with, episodes with every ending."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    assert train.main(["--config", "l8_distilled.py", "--dry-run", f"--model={qwen_folder}"]) == 0
+    said = capsys.readouterr().out
+    assert "NOT TAKEN" not in said and said.count("  taken: ") == 15, said
+    for words in ("steps 40 -> 3", "sampler 'vllm' -> 'script'", "\nL8 ", "8,953,803,264 parameters", "expected on one",
+                  "versions: ", "adapter runs/sft: "):
+        assert words in said, said
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_dry_run_that_misses_a_branch_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(dryrun, "EPISODES", (("right",) * 4,) * 4)
+    monkeypatch.setattr(dryrun.importlib.util, "find_spec", lambda name: None)  # no vocabulary of Qwen's either
+    config = load_config("l8.py", [])
+    scaled, chat = dryrun.scale_down(config, tmp_path)
+    assert chat.size < 1000 and scaled.mix == {"L0": 16} and scaled.architecture["model_type"] == "qwen3_5_text"
+    monkeypatch.chdir(tmp_path)
+    train.train(replace(scaled, steps=1))
+    taken = dryrun.branches(scaled, chat, tmp_path / "runs/dry-run")
+    assert taken["a group that succeeds"] and taken["a right answer"] and taken["a tool's answer"]
+    assert not any(taken[name] for name in ("a mixed group", "an optimizer step", "a wrong answer", "evaluation",
+                                            "a turn cut by its length", "a checkpoint, and going on from it"))
