@@ -281,6 +281,8 @@ def curves(rows: list[dict], path: str | Path) -> None:
         for ax, (title, lines) in zip(axes[1:], panels.items(), strict=True):
             for name, value in lines.items():
                 known = [row for row in steps if value(row) is not None]
+                if not known and len(lines) > 1:
+                    continue
                 ax.plot([row["step"] for row in known], [value(row) for row in known], label=name)
             ax.set(title=title, xlabel=f"{stage} step")
             ax.legend(frameon=False)
@@ -316,7 +318,7 @@ def _learner(key: str):
 
 
 SFT_PANELS = {
-    "loss": {"nats a token": lambda row: row["loss"]},
+    "loss, nats a token": {"training": lambda row: row["loss"], "held out": lambda row: row.get("held_out_loss")},
     "entropy": {"nats a token": lambda row: row["entropy"]},
     "gradient norm": {"before clipping": lambda row: row["grad_norm"]},
 }
