@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rl import dist
 from rl.run import read_episodes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,8 +59,16 @@ def test_two_ranks_make_the_run_of_one(tmp_path):
     assert any((tensor.abs() > 1e-3).any() for name, tensor in expected.items() if "lora_B" in name)
 
 
-def test_a_mistake_ends_all_ranks(tmp_path):
-    (tmp_path / "runs").write_text("a file where the folder of runs should be")
-    done = run(tmp_path, TORCHRUN)
-    assert done.returncode and "cannot make the run folder" in done.stderr
-    assert done.stderr.count("cannot make the run folder") == 1
+def test_a_mistake_of_rank_0_ends_all_ranks(monkeypatch):
+    """It says so before it raises, and the others end with it instead of waiting."""
+    wire = []
+    monkeypatch.setattr(dist, "_place", (0, 2))
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda box: wire.append(list(box)))
+    with pytest.raises(ZeroDivisionError):
+        dist.on_first(lambda: 1 / 0)
+    assert dist.on_first(lambda: 7) == 7 and wire == [[None, False], [7, True]]
+    monkeypatch.setattr(dist, "_place", (1, 2))
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda box: box.__setitem__(slice(2), wire.pop()))
+    assert dist.on_first(lambda: pytest.fail("rank 0's work")) == 7
+    with pytest.raises(SystemExit):
+        dist.on_first(lambda: pytest.fail("rank 0's work"))
