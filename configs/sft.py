@@ -2,6 +2,13 @@
 
 An adapter is trained, and l8_distilled.py goes on from it. The same settings hold for the teacher: prompt, tools and
 length of an episode are the student's. On one H100 it takes about as long as two or three steps of RL.
+
+    python sample.py --collect data/distill.jsonl --tasks distill     by the expert; by a model with the options below
+    python train.py --config sft.py
+    python train.py --config l8_distilled.py
+
+    --policy api --teacher_url=URL --teacher_model=NAME --teacher_prices="(0.3, 0.03, 0.5)" --teacher_max_cost=20
+        with dollars a million tokens of uncached input, cached input and output, by the provider's list of the day
 """
 from configs.l8 import config as l8
 from rl.config import replace
