@@ -184,7 +184,7 @@ def branches(config: Config, chat: CompactChat | QwenChat, folder: Path) -> dict
     answers = [message["content"] for e in episodes for message in e.messages if message["role"] == "tool"]
     endings, learnt = {e.ending for e in episodes if not e.reward}, [part for row in steps for part in row["learner"]]
     groups = {key for row in steps for key, count in row["groups"].items() if count}
-    imitation = {f"{config.sft_steps} steps of imitation": sum(r["stage"] == "sft" for r in rows) == config.sft_steps}
+    imitation = {"imitation": sum(r["stage"] == "sft" for r in rows) == config.sft_steps} if config.sft_steps else {}
     return imitation if not config.steps else imitation | {
         "a group that succeeds": "succeed" in groups, "a group that fails": "fail" in groups,
         "a mixed group": "mixed" in groups, "an optimizer step": any(part["steps"] for part in learnt),
