@@ -14,7 +14,7 @@ LEVELS = ("N2", "N3", "N4")  # how many numbers there are
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 HELP = "write whole numbers, + - * / and parentheses, at most 200 characters"
 TOOLS = [{"type": "function", "function": {
-    "name": "calculate", "description": f"The exact value of an arithmetic expression: {HELP}.", "parameters": {
+    "name": "calculate", "description": f"The value of an expression, and how it compares: {HELP}.", "parameters": {
         "type": "object", "required": ["expression"], "properties": {"expression": {"type": "string"}}}}}]
 
 
@@ -78,12 +78,13 @@ def user_prompt(task: Task) -> str:
 
 
 def call_tool(task: Task, name: str, arguments: dict, manner: str = "strict") -> str:
-    """"EXPRESSION = VALUE, target TARGET" or "Error: ..."; never raises."""
+    """"EXPRESSION = VALUE, right" (or too low, too high), or "Error: ..."; never raises."""
     text = arguments.get("expression")
     if name != "calculate" or not isinstance(text, str):
         return "Error: the only tool is calculate, and its argument is expression, a text."
     try:
-        return f"{text} = {evaluate(text)[0]}, target {task.target}"
+        above = (value := evaluate(text)[0]) - task.target
+        return f"{text} = {value}, {'too high' if above > 0 else 'too low' if above < 0 else 'right'}"
     except ValueError as error:
         return f"Error: {error}."
 
@@ -120,7 +121,8 @@ def demonstrate(task: Task, rng, noise: float, tools: bool = True, explain: str 
 
 
 # The compact format of a model from scratch: every text above already is words with spaces between them
-WORDS = ["numbers", "target", "calculate", "expression", "other", *"+-*/()", *map(str, range(100))]
+WORDS = ["numbers", "target", "calculate", "expression", "right", "low", "high", "error", *"+-*/()"]
+WORDS += map(str, range(100))
 
 
 def compact_task(task: Task) -> str:
@@ -128,8 +130,7 @@ def compact_task(task: Task) -> str:
 
 
 def compact_tool(text: str) -> str:
-    words = text.partition(" = ")[2].replace(",", "").split()
-    return " ".join(word if word in WORDS else "other" for word in words) or "other"
+    return next((word for word in ("right", "low", "high") if text.endswith(word)), "error")
 
 
 compact_assistant = plain_assistant = str

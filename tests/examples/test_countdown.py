@@ -51,7 +51,7 @@ def test_grades():
     assert kind("<answer>1</answer> no: <answer>5*(7+3)</answer>") is None
     assert kind("<answer>(3+7)*5+0</answer>") == "other numbers" and kind("<answer>3+7+5</answer>") == "wrong value"
     assert kind("<answer>5*(7+3</answer>") == kind("5*(7+3)") == kind("<answer>50/(7-7)</answer>") == "format"
-    assert env.call_tool(TASK, "calculate", {"expression": "7/2"}) == "7/2 = 7/2, target 50"
+    assert env.call_tool(TASK, "calculate", {"expression": "7/2"}) == "7/2 = 7/2, too low"
     assert all(env.call_tool(TASK, name, {}).startswith("Error") for name in ("plan", "calculate"))
 
 
