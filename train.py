@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def stop(*_) -> None:
     """A spot machine's warning: end as by Ctrl-C, and in 20 s at the latest. What has its name on the disk is whole."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20)  # nothing handles it, so it ends the process even in the middle of a kernel
     raise KeyboardInterrupt
 

@@ -349,5 +349,6 @@ def time_limit(seconds: float):
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        if signal.getsignal(signal.SIGALRM) is late:  # else train.stop has set an alarm of its own
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)

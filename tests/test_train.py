@@ -95,18 +95,20 @@ def test_a_spot_machines_warning(undisturbed, tmp_path):
     same_as(undisturbed, tmp_path)
 
 
-def test_nothing_outlives_the_warning_for_long(tmp_path):
+@pytest.mark.parametrize("engine", ["", "with time_limit(100): "], ids=["trainer", "while the engine works"])
+def test_nothing_outlives_the_warning_for_long(tmp_path, engine):
     """A kernel that does not come back is ended by the alarm, here after 1 s instead of 20."""
     script = tmp_path / "stuck.py"
-    script.write_text("""
+    script.write_text(f"""
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import train
+from rl.sampler_vllm import time_limit
 alarm, asked = signal.alarm, []
 signal.alarm = lambda seconds: (asked.append(seconds), alarm(1))
 signal.signal(signal.SIGTERM, train.stop)
 try:
-    signal.raise_signal(signal.SIGTERM)
+    {engine}signal.raise_signal(signal.SIGTERM)
 except KeyboardInterrupt:
     print(asked, flush=True)
 time.sleep(200)
