@@ -176,9 +176,11 @@ def default_policy() -> str:
 
 def teacher_settings(args: argparse.Namespace) -> Config | None:
     """The settings of the teacher, if that is the policy."""
-    from rl.config import load_config
+    if args.policy != API:
+        return None
+    from rl.config import load_config  # brings torch, which scripted policies do without
 
-    return load_config(args.config, args.overrides) if args.policy == API else None
+    return load_config(args.config, args.overrides)
 
 
 def open_model(args: argparse.Namespace) -> Policy:

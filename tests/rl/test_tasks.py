@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rl import stl_env
 from rl import tasks as tasks_module
+from rl.env import STL
 from rl.tasks import SETS, TaskStream, demonstrations, held_out, main, make_sets, proportional
 from stl.expert import solve
 from stl.levels import LEVELS, make_task
@@ -104,7 +105,7 @@ def test_proportions(mix, count):
 
 
 def config(**changes):
-    values = {"seed": 0, "sft_noise": 0.0, "tools": True, "chat": "compact", "mix": {"L0": 1}}
+    values = {"env": STL, "seed": 0, "sft_noise": 0.0, "tools": True, "chat": "compact", "mix": {"L0": 1}}
     return SimpleNamespace(**values | changes)
 
 
