@@ -35,7 +35,7 @@ from rl.ledger import Ledger, against_plan, flops
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
-from rl.run import Run
+from rl.run import Checkpoint, Run
 from rl.tasks import TaskStream, demonstrations, held_out
 from rl.teacher import read_conversations
 
@@ -128,7 +128,8 @@ def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
     if run.latest("grpo"):
         return  # the next stage has begun, so this one is complete
-    tasks, last, digest = held_out(config.eval_mix, config.env), run.latest("sft"), file_digest(config.sft_file)
+    tasks, last = held_out(config.eval_mix, config.env), run.latest("sft")
+    digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
     optimizer = sft_optimizer(config, policy)
@@ -136,8 +137,6 @@ def imitate(config: Config, run: Run) -> None:
     step, stopped = last.step if last else 0, last is not None and last.state["stopped"]
     if last:
         optimizer.load(last.tensors("optimizer"))
-        if last.state.get("data", digest) != digest:
-            raise ConfigError(f"sft_file = {config.sft_file!r}: has changed since this stage began; give --new")
     run.rewind("sft", step)
     data, kept_back = ([], []) if stopped else lessons(config, policy, tasks)
     total = step if stopped else config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
@@ -167,16 +166,19 @@ def imitate(config: Config, run: Run) -> None:
     policy.close()
 
 
-def file_digest(name: str) -> str:
-    """Of the file that is learnt from, if there is one. Raises ConfigError."""
+def file_digest(name: str, last: Checkpoint | None) -> str:
+    """Of the file that is learnt from, if there is one. ConfigError if there is none, or not the one of `last`."""
     if not name:
         return ""
     try:
         with open(name, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"sft_file = {name!r}: cannot be read ({error.strerror}); it is made by sample.py "
                           "--collect") from None
+    if last and last.state.get("data", digest) != digest:
+        raise ConfigError(f"sft_file = {name!r}: has changed since this stage began; give --new")
+    return digest
 
 
 def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode], list[Episode]]:
