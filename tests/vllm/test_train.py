@@ -1,4 +1,5 @@
 """train.py with vLLM as the sampler: three steps on a CPU, killed in the second one and resumed."""
+import gzip
 import json
 import os
 import subprocess
@@ -29,8 +30,8 @@ def test_three_steps_and_a_kill(vllm, tmp_path):
     assert any(stats["steps"] for row in steps for stats in row["learner"])
     for row in steps:
         assert all(stats["mismatch_mean"] < 0.01 for stats in row["learner"] if stats["steps"])
-        lines = (folder / f"episodes/step-{row['step']:06d}.jsonl").read_text().splitlines()
-        episodes = [json.loads(line) for line in lines]
+        packed = (folder / f"episodes/step-{row['step']:06d}.jsonl.gz").read_bytes()
+        episodes = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
         assert len(episodes) == 16 and {e["version"] for e in episodes} == {row["step"] - 1}
     assert "sampler" in steps[0] and "sampler" in steps[2]  # the second step's episodes were read from the disk
     assert (folder / "finished").exists()
