@@ -61,7 +61,7 @@ def compact_tool(text: str) -> str:
 
 
 def compact_assistant(text: str) -> str:
-    """Of what is said the line "Plan: B 12.0, A 30.0, avoid C" and the answer."""
+    """Of what is said the line "Plan: 12.0 B, 30.0 A, avoid C" and the answer."""
     said, *answers = text.split("<answer>")
     plan = re.search(r"Plan: .*", said)
     words = re.findall(r"[A-Za-z]\w*|\d+(?:\.\d+)?", plan[0]) if plan else []

@@ -111,7 +111,8 @@ def _intro(task: Task, explain: str, chance: random.Random) -> str:
         return ""
     if explain == "plan":
         avoid = list(dict.fromkeys(name for leg in task.plan for name in leg.get("avoid") or ()))
-        visits = [f"{leg['goal_region']} {float(leg.get('hold_until') or 0.0)}" for leg in task.plan]
+        # The time first: a small model finds which window opens next, and then reads off the region that goes with it
+        visits = [f"{float(leg.get('hold_until') or 0.0)} {leg['goal_region']}" for leg in task.plan]
         return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
     order = _say(chance, ORDER, ", then ".join(leg["goal_region"] for leg in task.plan) or "nowhere")
     if explain == "normal":

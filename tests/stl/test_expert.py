@@ -62,9 +62,9 @@ def test_plan_line_is_terse_and_other_words_are_absent():
                  {"goal_region": "C", "t_start": 12.5, "avoid": ["B", "D"]}],
     })  # fmt: skip
     messages = solve(task, explain="plan")
-    assert messages[0]["content"] == "Plan: A 12.5, C 0.0, avoid B D"
+    assert messages[0]["content"] == "Plan: 12.5 A, 0.0 C, avoid B D"
     assert all(m["content"] == "" for m in messages[2:-1:2]) and messages[-1]["content"].startswith("<answer>")
-    assert solve(task, tools=False, explain="plan")[0]["content"].startswith("Plan: A 12.5, C 0.0, avoid B D\n<answer>")
+    assert solve(task, tools=False, explain="plan")[0]["content"].startswith("Plan: 12.5 A, 0.0 C, avoid B D\n<answer>")
 
 
 def test_words_vary_with_seed_and_repeat_without():
