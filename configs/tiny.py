@@ -40,7 +40,7 @@ config = Config(
     # GRPO on a LoRA of the frozen weights
     lora_rank=16,
     lora_alpha=32.0,
-    steps=30,
+    steps=24,
     tasks_per_step=24,
     samples=8,
     optimizer_steps=2,
