@@ -158,7 +158,7 @@ def test_the_memory_of_a_step_is_planned_without_weights_or_gpu(tmp_path):
 
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):
     changed = run(undisturbed, "--lr=1e-3")
-    assert changed.returncode == 2 and "lr 0.004 -> 0.001" in changed.stderr and "--force" in changed.stderr
+    assert changed.returncode == 2 and "lr 0.002 -> 0.001" in changed.stderr and "--force" in changed.stderr
 
 
 def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):
