@@ -8,7 +8,6 @@
 
 Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
 """
-import hashlib
 import math
 import signal
 import sys
@@ -27,17 +26,16 @@ from model.optim import AdamW, Chain, Muon
 from rl import cli, dist, report
 from rl.config import Config, ConfigError, load_config, replace
 from rl.dryrun import dry_run
-from rl.env import open_env
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner, sampler_logprobs
 from rl.ledger import Ledger, against_plan, flops
+from rl.lessons import file_digest, lessons, sft_batch
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
-from rl.run import Checkpoint, Run
-from rl.tasks import TaskStream, demonstrations, held_out
-from rl.teacher import read_conversations
+from rl.run import Run
+from rl.tasks import TaskStream, held_out
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,25 +103,6 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 # ------------------------------------------------------------------------------------------------------- imitation
 
 
-def encode(policy: Policy, demonstration: dict) -> Episode:
-    """The episode that a rollout would have recorded, had the policy said the demonstration's words."""
-    chat, answers = policy.chat, []
-    episode = Episode(open_env(policy.config.env).Task.from_json(demonstration["task"]), seed=0)
-    episode.append(chat.prompt(episode.task))
-    for message in demonstration["messages"]:
-        if message["role"] in ("system", "user"):  # the student has its own form of the prompt
-            continue
-        if message["role"] == "tool":
-            answers.append(message["content"])
-            continue
-        if answers:
-            episode.append(chat.tool_turn(answers))
-            answers = []
-        ids = chat.assistant(message)
-        episode.append(ids, logprobs=[0.0] * len(ids))
-    return episode
-
-
 def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
     if run.latest("grpo"):
@@ -164,61 +143,6 @@ def imitate(config: Config, run: Run) -> None:
     for temperature in (config.temperature, 0.0):
         measure_sft(config, policy, run, tasks, step, temperature)
     policy.close()
-
-
-def file_digest(name: str, last: Checkpoint | None) -> str:
-    """Of the file that is learnt from, if there is one. ConfigError if there is none, or not the one of `last`."""
-    if not name:
-        return ""
-    try:
-        with open(name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"sft_file = {name!r}: cannot be read ({error.strerror}); it is made by sample.py "
-                          "--collect") from None
-    if last and last.state.get("data", digest) != digest:
-        raise ConfigError(f"sft_file = {name!r}: has changed since this stage began; give --new")
-    return digest
-
-
-def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode], list[Episode]]:
-    """What the supervised stage learns from, and what it keeps back to measure the loss on.
-
-    Of config.sft_file: only successes (or as sft_failures says), in the student's own tokens, and within its budget.
-    Says what is left out. Raises ConfigError if nothing is left, or a held-out task is in the file.
-    """
-    if not config.sft_file:
-        return [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)], []
-    found, left_out, examined = [], Counter(), {task.hash() for task in tasks}
-    for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
-        if row["hash"] in examined:
-            raise ConfigError(f"sft_file = {config.sft_file!r}: has the held-out task {row['id']}")
-        if not row["success"] and not config.sft_failures:
-            left_out["failed"] += 1
-        elif row["ending"] not in ("answer", "no answer", "turns"):
-            left_out["with a turn that was cut"] += 1
-        elif (episode := try_encode(policy, row)) is None:
-            left_out["that the chat format cannot say"] += 1
-        elif len(episode.ids) > config.max_tokens:
-            left_out[f"over max_tokens ({config.max_tokens})"] += 1
-        else:
-            found.append((row["hash"], episode))
-    chosen = {digest for digest, _ in sorted(found, key=lambda item: item[0])[:config.sft_held_out]}
-    data = [episode for digest, episode in found if digest not in chosen]
-    words = "".join(f", {count} {reason}" for reason, count in left_out.items())
-    print(f"{config.sft_file}: {len(data)} conversations to learn from, {len(chosen)} to measure the loss on, "
-          f"{left_out.total()} left out{words}", flush=True)
-    if not data:
-        raise ConfigError(f"sft_file = {config.sft_file!r}: nothing is left to learn from")
-    return data, [episode for digest, episode in found if digest in chosen]
-
-
-def try_encode(policy: Policy, conversation: dict) -> Episode | None:
-    """As encode; None where the conversation says what the student's format has no tokens for."""
-    try:
-        return encode(policy, conversation)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
 
 
 def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> float:
@@ -273,14 +197,6 @@ def rate(config: Config, step: int, total: int) -> float:
     """The share of the full learning rate at a supervised step of `total`: linear warm-up, flat, linear decay."""
     left = (total - step) / max(1.0, config.sft_decay * total)
     return min(1.0, (step + 1) / max(1, config.sft_warmup), left)
-
-
-def sft_batch(config: Config, data: list[Episode], step: int) -> list[Episode]:
-    """The demonstrations of a step: seeded shuffles of all, one after the other."""
-    size, first = len(data), step * config.sft_batch
-    order = {epoch: np.random.default_rng((config.seed, epoch)).permutation(size)
-             for epoch in range(first // size, (first + config.sft_batch - 1) // size + 1)}
-    return [data[order[i // size][i % size]] for i in range(first, first + config.sft_batch)]
 
 
 # -------------------------------------------------------------------------------------------- reinforcement (GRPO)

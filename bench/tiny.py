@@ -102,8 +102,8 @@ def seconds(rows: list[dict]) -> float:
 
 def tokens_a_step(config: Config) -> float:
     """Mean tokens of a batch of demonstrations."""
+    from rl.lessons import encode
     from rl.tasks import demonstrations
-    from train import encode
 
     policy = make_policy(config)
     lengths = [len(encode(policy, d).ids) for d in demonstrations(config, config.sft_tasks)[:500]]

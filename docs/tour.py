@@ -19,13 +19,14 @@ from rl.config import Config
 from rl.episode import Episode
 from rl.grpo import EPS, importance_weights, token_weights
 from rl.learner import Learner
+from rl.lessons import encode
 from rl.policy import Policy, make_policy
 from rl.sampler import uniforms
 from stl.expert import demonstrate
 from stl.levels import make_task
 from stl.prompts import user_prompt
 from stl.world import Task
-from train import advantages_of, encode
+from train import advantages_of
 
 CONFIG = Config(
     name="tour", architecture={"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,

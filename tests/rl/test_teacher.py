@@ -15,6 +15,7 @@ import pytest
 import eval as eval_script
 import sample as sample_script
 import train
+from rl import lessons
 from rl import tasks as tasks_module
 from rl.chat import CompactChat, QwenChat
 from rl.config import load_config, replace
@@ -428,7 +429,7 @@ def test_encoding_equals_what_a_rollout_records(format, words, request, serve):
         turns = [message for message in messages if message["role"] == "assistant"]
         sampler = ScriptSampler(lambda key, turn: chat.assistant(turns[turn]), [chat.stop_id])  # noqa: B023
         (played,) = rollout(sampler, chat, new_episodes([task], 1, 0), config)
-        learnt = train.encode(SimpleNamespace(chat=chat, config=config), rows[task.id])
+        learnt = lessons.encode(SimpleNamespace(chat=chat, config=config), rows[task.id])
         assert (learnt.ids, learnt.mask) == (played.ids, played.mask) and played.reward == 1.0
         assert [m["content"] for m in played.messages if m["role"] == "tool"] == [
             m["content"] for m in messages if m["role"] == "tool"]
@@ -518,7 +519,7 @@ def test_an_adapter_learns_from_the_file_and_resumes_to_the_bit(qwen_folder, tmp
     chosen = sorted(rows[3:], key=lambda row: row["hash"])[:2]
     policy = SimpleNamespace(chat=chat, config=load_config("tiny.py"))
     total = count = 0
-    for episode in (train.encode(policy, row) for row in chosen):
+    for episode in (lessons.encode(policy, row) for row in chosen):
         ids, mask = torch.tensor(episode.ids), torch.tensor(episode.mask, dtype=torch.bool)
         with torch.no_grad():
             logp = model(ids[None]).logits[0].float().log_softmax(-1)
