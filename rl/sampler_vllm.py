@@ -109,7 +109,9 @@ class VllmSampler:
         if key in self.waiting:
             self.waiting.remove(key)
         if key in self.lengths:
-            self.grown.append(self.lengths.pop(key))
+            length = self.lengths.pop(key)
+            if key >= 0:  # the probe's prompts tell nothing of how conversations grow
+                self.grown.append(length)
 
     def load(self, version: int) -> None:
         """Hand the policy's weights over; the trainer's are asserted to be the same, to the bit, before and after."""
@@ -121,7 +123,7 @@ class VllmSampler:
         before = fingerprint(tensors)
         try:
             if self.adapter is not None:
-                self._push()
+                self._push(version)
             emptied = self.engine.reset_prefix_cache()
         except Exception as error:  # a name or shape that vLLM does not know, or an engine that died of it
             raise SamplerError(f"vLLM did not take the weights ({type(error).__name__}: {error}); {self.remedy}"
@@ -134,6 +136,8 @@ class VllmSampler:
     def release(self) -> None:
         """Give the GPU back to the trainer: no request is kept, the caches go, and at sleep_level 1 the weights too."""
         self._abort()
+        if self.warm and self._level == 1:
+            self._wake()  # after load() the weights alone are there; both go together, as `freed` counts them
         if not self.awake or not self.sleeps:
             return
         before = free_bytes()
@@ -204,10 +208,10 @@ class VllmSampler:
         self.lengths[key] = len(request.ids) + len(ids)
         return Completion(key, ids, logprobs, ids[-1] in self.stop_ids)
 
-    def _push(self) -> None:
+    def _push(self, version: int) -> None:
         dtype = getattr(torch, self.config.dtype)
         if self.sync == "merged":
-            seed = make_seed(self.config.seed, self.version)
+            seed = make_seed(self.config.seed, version)
             pairs = merged(self.model, self.adapter, dtype, self.config.merge_rounding, seed)
             self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
             return

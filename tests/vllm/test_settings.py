@@ -1,12 +1,14 @@
 """What is refused before an engine starts, in one line each; these tests need no vLLM."""
 import importlib.metadata
 import subprocess
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from rl import sampler_vllm
+from rl import probe, sampler_vllm
 from rl.config import Config, ConfigError
-from rl.sampler_vllm import SamplerError, check_version, fingerprint, sweep
+from rl.sampler_vllm import SamplerError, VllmSampler, check_version, fingerprint, sweep
 
 GIVEN = {"model": "somewhere", "mix": {"L0": 1}, "eval_mix": {"L0": 1}, "sampler": "vllm"}
 
@@ -65,3 +67,65 @@ def test_fingerprint_sees_scaling_in_place():
         assert fingerprint([t.clone() for t in tensors]) == before
         tensors[0] *= 0.5
         assert fingerprint(tensors) != before
+
+
+class Engine:
+    """Notes what it is asked."""
+
+    def __init__(self):
+        self.diary = []
+
+    def __getattr__(self, name):
+        return lambda *args, **more: self.diary.append((name, *args)) or True
+
+
+@pytest.fixture
+def sampler(monkeypatch):
+    """A sampler of merged weights on a GPU, asleep, and with a diary for an engine."""
+    monkeypatch.setattr(sampler_vllm, "free_bytes", lambda: 0)
+    made = VllmSampler.__new__(VllmSampler)
+    made.config, made.sync, made.engine = Config(**GIVEN, sync="merged", sleep_level=1), "merged", Engine()
+    made.adapter, made.model, made.sleeps, made.freed, made.version = None, SimpleNamespace(parameters=list), True, 0, 0
+    made.grown, made.counts, made.awake, made.warm = [7], Counter(), False, False
+    made._forget()
+    return made
+
+
+def test_weights_that_were_only_loaded_leave_the_gpu_too(sampler):
+    sampler.load(3)
+    sampler.engine.diary.clear()
+    sampler.release()
+    assert sampler.engine.diary[1:] == [("wake_up", ["kv_cache"]), ("sleep", 1)], "after the abort"
+    sampler.release()
+    assert sampler.engine.diary[-2][0] == "sleep" and not sampler.warm, "once"
+
+
+def test_merged_weights_are_rounded_by_their_own_version(sampler, monkeypatch):
+    """The same ones whichever version was there before, as after a resume."""
+    seeds = []
+    monkeypatch.setattr(sampler_vllm, "merged", lambda *args: seeds.append(args[-1]))
+    sampler.adapter = SimpleNamespace(parameters=list)
+    for version in (1, 2, 2, 1):
+        sampler.load(version)
+    assert seeds[0] == seeds[3] != seeds[1] == seeds[2]
+
+
+def test_the_probe_does_not_teach_how_conversations_grow(sampler):
+    sampler.lengths = {-1: 1200, 4: 5000}
+    for key in (-1, 4):
+        sampler.drop(key)
+    assert sampler.grown == [7, 5000] and not sampler.lengths
+
+
+def test_an_engine_built_anew_leaves_the_gpu_before_it_is_proven(monkeypatch):
+    calls = []
+
+    def fail_once(policy, say):
+        calls.append("probe")
+        if len(calls) == 1:
+            raise SamplerError("NaN")
+
+    monkeypatch.setattr(probe, "probe", fail_once)
+    mine = SimpleNamespace(sync="adapter", rebuild=calls.append, release=lambda: calls.append("release"))
+    probe.prove(SimpleNamespace(config=SimpleNamespace(probe_failure="merged"), sampler=mine), str)
+    assert calls == ["probe", "merged", "release", "probe"]
