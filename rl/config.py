@@ -170,11 +170,15 @@ class Config:
         if len(self.teacher_prices) != 3 or not all(isinstance(p, int | float) and p >= 0 for p in self.teacher_prices):
             raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
                               "and output")
+        if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
+            raise ConfigError(f"betas = {self.betas!r}: give two, each at least 0 and below 1")
+        if (self.sft_steps or self.sft_file) and not self.model and self.dtype != "float32":
+            raise ConfigError(f"dtype = {self.dtype!r}: all weights of a random model are trained in 'float32'")
         if self.sampler == "vllm":
             self._check_vllm()
         try:
             check_targets(self.lora_targets)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # the latter: something else than names
             raise ConfigError(f"lora_targets: {error}") from None
 
     def _check_vllm(self) -> None:
@@ -191,6 +195,7 @@ class Config:
 
 CHOICES = {
     "chat": ("qwen", "compact"), "tool_manner": ("strict", "friendly"), "dtype": ("float32", "bfloat16"),
+    "device": ("cpu", "cuda"),
     "sft_optimizer": ("adamw", "muon"), "advantage_std": ("group", "none"),
     "old_logprobs": ("all", "second", "sampler"), "loss_aggregation": ("token", "sequence", "constant"),
     "sampler": ("torch", "vllm", "script"),

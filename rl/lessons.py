@@ -69,7 +69,7 @@ def try_encode(policy: Policy, conversation: dict) -> Episode | None:
     """As encode; None where the conversation says what the student's format has no tokens for."""
     try:
         return encode(policy, conversation)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -124,7 +124,10 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
     model.gradient_checkpointing = config.device == "cuda"  # all layers' activations at 32k tokens fit on no card
     laid = None
     if adapter:
-        laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
+        try:
+            laid = lora.attach(model, config.lora_rank, config.lora_alpha, config.lora_targets, seed=config.seed)
+        except ValueError as error:  # the model has none of these layers
+            raise ConfigError(str(error)) from None
         if config.adapter:
             load_adapter(laid, adapter_folder(config))
     sampler = open_sampler(config, model, laid, chat, folder)

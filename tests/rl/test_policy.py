@@ -37,6 +37,11 @@ def test_an_adapter_to_start_from(tmp_path):
             make_policy(replace(CONFIG, adapter=str(folder)), adapter=True)
 
 
+def test_targets_that_the_model_lacks():
+    with pytest.raises(ConfigError, match="no layer named out_proj"):
+        make_policy(replace(CONFIG, lora_targets=("out_proj",)), adapter=True)
+
+
 def test_an_adapter_that_a_run_has_trained(tmp_path):
     """By imitation; GRPO goes on from it in the same run folder, or in another run that names the folder."""
     model = make_policy(CONFIG)
