@@ -76,25 +76,26 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
     if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
         raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
                           "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
-    check_machine(config, config.model)
+    model = check_machine(config, config.model)
     run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))
+    folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
         if run.finished:
-            print(f"{run.folder} is finished: curves in {run.folder}/curves.png; give --new for another run")
+            print(f"{folder} is finished: curves in {folder}/curves.png; give --new for another run")
             return
-        print(f"{run.folder}: {config.about}" if config.about else run.folder, flush=True)
+        print(f"{folder}: {config.about}" if config.about else folder, flush=True)
         if config.sft_steps or config.sft_file:
             imitate(config, run)
         if config.steps:
             if config.device == "cuda":
-                show_plan(config)  # the first step says how it compares
+                show_plan(replace(config, model=str(model or "")))  # the first step says how it compares
             reinforce(config, run)
-        rows, path = run.rows(), run.folder / "curves.png"
+        rows, path = run.rows(), folder / "curves.png"
         dist.on_first(lambda: report.curves(rows, path))
         run.finish()
-        print(f"done: curves in {run.folder}/curves.png; try python sample.py --policy {run.folder}")
+        print(f"done: curves in {folder}/curves.png; try python sample.py --policy {folder}")
     except KeyboardInterrupt:
-        print(f"\n{run.folder}: stopped; the same command goes on from here", file=sys.stderr)
+        print(f"\n{folder}: stopped; the same command goes on from here", file=sys.stderr)
         raise
     finally:
         run.close()
@@ -142,7 +143,8 @@ def imitate(config: Config, run: Run) -> None:
     bar.close()
     for temperature in (config.temperature, 0.0):
         measure_sft(config, policy, run, tasks, step, temperature)
-    policy.close()
+    if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
+        policy.close()
 
 
 def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> float:
@@ -223,9 +225,9 @@ def reinforce(config: Config, run: Run) -> None:
     while True:
         if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
             prove(policy, tqdm.write)
-        if (config.eval_every and step % config.eval_every == 0) or step == config.steps:
+        if (config.eval_every and step % config.eval_every == 0) or step >= config.steps:
             measure(config.temperature)
-        if step == config.steps:
+        if step >= config.steps:  # more: --force has set fewer steps than were done
             break
         step += 1
         row = grpo_step(config, run, policy, learner, stream, step)
@@ -251,8 +253,8 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
         episodes = run.read_episodes(step)  # finished before a kill: only the update is done again
         if episodes is None:
             episodes = sample_groups(config, policy, stream, step)
+            check_errors(episodes)  # before they are kept: once the grader is mended, they are made again
             run.write_episodes(step, episodes)
-    check_errors(episodes)
     kept = accepted(config, episodes)
     batches = [[e for group in part for e in group] for part in split(kept, config, step)]
     gains = [advantages_of(batch, config) for batch in batches]

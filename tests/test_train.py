@@ -2,6 +2,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,13 @@ def test_the_memory_of_a_step_is_planned_without_weights_or_gpu(tmp_path):
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):
     changed = run(undisturbed, "--lr=1e-3")
     assert changed.returncode == 2 and "lr 0.002 -> 0.001" in changed.stderr and "--force" in changed.stderr
+
+
+def test_fewer_steps_than_were_done_end_the_run(undisturbed, tmp_path):
+    shutil.copytree(undisturbed / "runs", tmp_path / "runs")
+    done = run(tmp_path, "--steps=2", "--force", timeout=100)
+    assert done.returncode == 0 and "done: curves" in done.stdout, done.stderr
+    assert [row["step"] for row in metrics(tmp_path) if row["stage"] == "grpo"] == [1, 2, 3, 4]
 
 
 def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):

@@ -131,6 +131,16 @@ def test_without_dynamic_sampling_every_group_counts():
     assert "kept" not in row and policy.diary[0] == "play 4" and "play" not in policy.diary[1]
 
 
+def test_episodes_of_a_broken_grader_are_not_kept():
+    """Once it is mended, the same command makes them again."""
+    policy, disk = Player(), Disk()
+    policy.play = lambda *args, **more: [setattr(e, "ending", "error") or e.messages.append({"content": "it"}) or e
+                                         for e in Player.play(policy, *args, **more)]
+    with pytest.raises(RuntimeError, match="the grader failed on"):
+        train.grpo_step(CONFIG, disk, policy, Pupil([]), stream(), 1)
+    assert not hasattr(disk, "episodes")
+
+
 # the phases
 
 
