@@ -12,6 +12,10 @@ from torch import Tensor, nn
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of the quintic a x + b x^3 + c x^5 that pushes singular values towards 1
 
 
+class StateError(ValueError):
+    """A stored state is not one of these parameters: the message names what does not fit."""
+
+
 def clip_grad_norm(params: list[Tensor], max_norm: float | None) -> float:
     """Scale the gradients in place to a joint 2-norm of at most `max_norm` (None: leave them); the norm before."""
     return float(nn.utils.clip_grad_norm_(params, math.inf if max_norm is None else max_norm))
@@ -41,13 +45,13 @@ class _Optimizer:
         return {"steps": torch.tensor(self.steps), **flat}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over a state from tensors(); the learning rate stays what it is. ValueError names what does not fit."""
+        """Take over a state from tensors(); the learning rate stays what it is. StateError names what does not fit."""
         own = self.tensors()
         if odd := sorted(own.keys() ^ tensors.keys()):
-            raise ValueError(f"optimizer state does not fit these parameters: {odd[0]} is only on one side")
+            raise StateError(f"optimizer state does not fit these parameters: {odd[0]} is only on one side")
         for name, tensor in own.items():
             if (found := tensors[name].shape) != tensor.shape:
-                raise ValueError(f"optimizer state {name} has shape {list(found)}, not {list(tensor.shape)}")
+                raise StateError(f"optimizer state {name} has shape {list(found)}, not {list(tensor.shape)}")
             tensor.copy_(tensors[name])
         self.steps = int(tensors["steps"])
 

@@ -152,6 +152,8 @@ class Config:
             raise ConfigError(str(error)) from None
         for field in ("mix", "eval_mix"):
             check_mix(field, getattr(self, field), levels)
+        if self.split in ("", "eval"):
+            raise ConfigError(f"split = {self.split!r}: any other name, such as 'rl'; the tasks of 'eval' are held out")
         if self.steps and self.tasks_per_step < self.optimizer_steps:
             raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
                               f"({self.tasks_per_step})")

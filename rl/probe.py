@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from model.logprobs import token_logprobs
+from rl import dist
 from rl.env import open_env
 from rl.sampler import Completion, make_seed
 from rl.sampler_vllm import SamplerError
@@ -27,12 +28,12 @@ def prove(policy, say=print) -> None:
     """Raise ProbeError unless every kind of layer of the adapter reaches the sampler.
 
     With config.probe_failure "merged" a failure of vLLM's own adapters is said, and the sampler rebuilt for merged
-    weights; only if these fail too is the error raised.
+    weights; only if these fail too, or there are other ranks, beside which no engine can be rebuilt, is it raised.
     """
     try:
         probe(policy, say)
     except SamplerError as error:
-        if policy.config.probe_failure != "merged" or policy.sampler.sync != "adapter":
+        if policy.config.probe_failure != "merged" or policy.sampler.sync != "adapter" or dist.ranks() > 1:
             raise
         say(f"{error}; building the engine anew for sync = 'merged', as probe_failure says")
         policy.sampler.rebuild("merged")

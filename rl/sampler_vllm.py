@@ -22,6 +22,7 @@ import torch
 
 from model.checkpoint import save_adapter
 from model.lora import merged
+from rl import dist
 from rl.sampler import Completion, make_seed, never
 
 VERSION = "0.32.0"  # what the requirements pin; other versions keep other promises
@@ -277,6 +278,9 @@ class VllmSampler:
 
     def _revive(self, error: Exception) -> None:
         """Build the engine anew, once, from the trainer's weights, and ask again for every turn that is not done."""
+        if dist.ranks() > 1:  # vLLM takes the ranks' group away with the engine
+            raise RuntimeError("the vLLM engine failed, and is not rebuilt beside other ranks; the run goes on from "
+                               "its last checkpoint with the same command") from error
         if self.failed:
             raise RuntimeError("the vLLM engine failed again after it was rebuilt; the run goes on from its last "
                                "checkpoint with the same command") from error

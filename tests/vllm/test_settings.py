@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl import probe, sampler_vllm
+from rl import dist, probe, sampler_vllm
 from rl.config import Config, ConfigError
 from rl.sampler_vllm import SamplerError, VllmSampler, check_version, fingerprint, sweep
 
@@ -115,6 +115,21 @@ def test_the_probe_does_not_teach_how_conversations_grow(sampler):
     for key in (-1, 4):
         sampler.drop(key)
     assert sampler.grown == [7, 5000] and not sampler.lengths
+
+
+def test_beside_other_ranks_no_engine_is_rebuilt(sampler, monkeypatch):
+    """vLLM would end the group of all ranks with it."""
+    def fail(*args):
+        raise SamplerError("NaN")
+
+    monkeypatch.setattr(dist, "_place", (0, 2))
+    monkeypatch.setattr(probe, "probe", fail)
+    sampler.failed, sampler.rebuild = False, lambda sync: pytest.fail("rebuilt")
+    with pytest.raises(RuntimeError, match="beside other ranks"):
+        sampler._revive(KeyError("x"))
+    sampler.sync = "adapter"
+    with pytest.raises(SamplerError, match="NaN"):
+        probe.prove(SimpleNamespace(config=SimpleNamespace(probe_failure="merged"), sampler=sampler))
 
 
 def test_an_engine_built_anew_leaves_the_gpu_before_it_is_proven(monkeypatch):
