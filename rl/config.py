@@ -295,6 +295,8 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
         path = CONFIGS / (path.name if path.suffix else path.name + ".py")
         if not path.is_file():
             raise ConfigError(f"no config {name!r}{nearest(path.name, known)}")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path}: settings are a Python file, such as {CONFIGS.name}/tiny.py")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
     try:

@@ -33,6 +33,8 @@ class EnvError(ValueError):
 
 def open_env(name: str = STL) -> ModuleType:
     """The module `name`, once it has been seen to be a task world. Raises EnvError."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise EnvError(f"env = {name!r}: is no import path of a module, such as {STL}")
     try:
         env = importlib.import_module(name)
     except ImportError as error:
