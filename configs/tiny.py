@@ -7,7 +7,7 @@ from rl.config import Config
 
 config = Config(
     name="tiny",
-    about="a planner from scratch: imitation of the expert, then GRPO; about 10 minutes on 2 CPU cores",
+    about="a planner from scratch: imitation of the expert, then GRPO; about 15 minutes on 2 CPU cores",
     # A Qwen3-type decoder, all attention
     architecture={"model_type": "qwen3", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
                   "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "rope_theta": 1000.0,
