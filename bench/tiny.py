@@ -155,7 +155,7 @@ def draw(config: Config, seed: str, path: Path) -> None:
     for name, label in ((f"seed{seed}", "with tools"), (f"seed{seed}-notools", "without tools")):
         rows = read_rows(Path("runs") / name, "grpo")
         axes.plot([row["step"] for row in rows], [row["reward"] for row in rows], label=label)
-    axes.set(xlabel="GRPO step", ylabel="mean reward of a step's episodes", ylim=(0, 1),
+    axes.set(xlabel="GRPO step", ylabel="mean reward of a step's episodes", ylim=(-0.03, 1),
              title=f"level {', '.join(config.mix)}, equal budgets, seed {seed}")
     axes.legend()
     figure.savefig(path, dpi=150, bbox_inches="tight")
