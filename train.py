@@ -106,9 +106,11 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 
 def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
-    if run.latest("grpo"):
-        return  # the next stage has begun, so this one is complete
-    tasks, last = held_out(config.eval_mix, config.env), run.latest("sft")
+    last = run.latest("sft")
+    over = last and last.state["stopped"] and all(measured(run, "sft", last.step, t) for t in (config.temperature, 0.0))
+    if over or run.latest("grpo"):
+        return
+    tasks = held_out(config.eval_mix, config.env)
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
@@ -355,16 +357,21 @@ def evaluate(policy: Policy, run: Run, tasks: list, stage: str, step: int, tempe
 
     Training does not notice: no weight changes, and an episode's random numbers are its own.
     """
-    asked = {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
-    row = next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
+    row = measured(run, stage, step, temperature)
     if row is None:
-        began = time.monotonic()
+        began, row = time.monotonic(), {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
         with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
             episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda episode: bar.update())
-        row = asked | report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
+        row |= report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
         run.log(row)
         tqdm.write(eval_line(row))
     return row["success"]
+
+
+def measured(run: Run, stage: str, step: int, temperature: float) -> dict | None:
+    """The row of the log that evaluate wrote, if it did."""
+    asked = {"of": stage, "step": step, "temperature": temperature}
+    return next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
 
 
 def warn_of_mismatch(config: Config, row: dict, say) -> None:
