@@ -24,7 +24,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rl.config import Config
 
 STAGES = ("sft", "grpo")
+HARMLESS = ("about", "price_per_hour", "peak_tflops", "keep_checkpoints", "checkpoint_seconds")  # change no result
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "vllm", "flash-linear-attention")
 
 
@@ -85,7 +86,7 @@ class Run:
         Runs of one name are NAME, NAME-2, NAME-3, ... RunError: another process holds it, or the settings differ
         from those it was begun with; `force` takes the new ones and reopens a finished run.
         """
-        from rl.config import to_json
+        from rl.config import Config, to_json
 
         names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
         last = max((int(name[1] or 1) for name in names if name), default=0)
@@ -98,7 +99,10 @@ class Run:
             raise RunError(f"{folder}: cannot make the run folder: {error.strerror}") from None
         run = cls(folder, config.keep_checkpoints)
         new, old = to_json(config), read_settings(folder) if (folder / "config.json").exists() else to_json(config)
-        changes = [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)]
+        defaults = json.loads(json.dumps({field.name: field.default for field in fields(Config)}))
+        old = defaults | old  # the run may have been begun before a setting existed
+        changes = [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in old | new
+                   if old.get(key) != new.get(key) and key not in HARMLESS]
         if changes and not force:
             run.close()
             raise RunError(f"{folder} was begun with other settings: {', '.join(changes)}; give the old ones, or --new "

@@ -72,6 +72,17 @@ def test_changed_settings_are_refused_by_name(tmp_path):
     Run.open(settings(), tmp_path).close()  # the refusal let go of the folder
 
 
+def test_settings_that_change_no_result_and_those_of_newer_code_are_no_reason_to_refuse(tmp_path):
+    Run.open(settings(), tmp_path).close()
+    file = tmp_path / "tiny/config.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items()
+                                if key not in ("env", "teacher_prices")}))
+    Run.open(settings(about="the same", price_per_hour=1.5), tmp_path).close()
+    assert from_json(read_settings(tmp_path / "tiny")) == settings(about="the same", price_per_hour=1.5)
+    with pytest.raises(RunError, match="env .rl.stl_env. -> .examples.countdown.env."):
+        Run.open(settings(env="examples.countdown.env", mix={"N2": 2}, eval_mix={"N2": 2}), tmp_path)
+
+
 def test_force_goes_on_with_new_settings(tmp_path):
     run = Run.open(settings(), tmp_path)
     run.save("grpo", 3, {}, {})
