@@ -1,6 +1,7 @@
 """A real server: vLLM's own, with a small model and its tool parser on, as the teacher over HTTP on loopback."""
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def server(folders, tmp_path):
                "--max-model-len", "4096", "--max-num-seqs", "8", "--enable-auto-tool-choice", "--tool-call-parser",
                "hermes", "--enable-prompt-tokens-details", "--api-key", "a-key-of-ours"]
     with open(tmp_path / "server.log", "w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         end = time.monotonic() + 900  # it takes half a minute, and much longer beside other work
         while True:
@@ -41,7 +42,7 @@ def server(folders, tmp_path):
                 time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1", QwenChat(folders["qwen3"]).tokenizer
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the engine's processes too, which would outlive the server
         process.wait()
 
 
