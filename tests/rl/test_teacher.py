@@ -530,6 +530,8 @@ def test_an_adapter_learns_from_the_file_and_resumes_to_the_bit(qwen_folder, tmp
     sampled = next(row for row in found["whole"][0] if row.get("of") == "grpo" and row["step"] == 0)
     ended = [row for row in found["whole"][0] if row.get("of") == "sft" and row["temperature"] == 1.0][-1]
     assert sampled["tokens"] == ended["tokens"] and sampled["endings"] == ended["endings"]
+    state = run / "checkpoints/sft-000004/state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"stopped": False}))  # a stage that is not over
     for change, said in ((rows[:5], "has changed since this stage began"), ([], "nothing is left to learn from")):
         write(tmp_path / "d.jsonl", change)
         fresh = [] if change else ["--new"]
