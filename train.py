@@ -278,7 +278,7 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
            "flops": flops(policy.model.config, episodes, live, config.old_logprobs), **policy.traffic()}
     if config.dynamic_sampling:
         row["kept"] = dict(sorted(Counter(group[0].task.level or "none" for group in kept).items()))  # of row["levels"]
-    return row | {"time": clock.seconds} | ({"memory": clock.peaks} if clock.peaks else {})
+    return row | clock.figures()
 
 
 def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int) -> list[Episode]:
@@ -421,6 +421,14 @@ class Clock:
             torch.cuda.synchronize()
             self.peaks[phase] = max(self.peaks.get(phase, 0), torch.cuda.max_memory_allocated())
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def figures(self) -> dict[str, dict]:
+        """For a row of the log: the seconds as a mean over the ranks, so that they add up to the step's; the most bytes
+        of any rank."""
+        ranks = dist.gather([(self.seconds, self.peaks)])
+        seconds = {phase: sum(times[phase] for times, _ in ranks) / len(ranks) for phase in self.seconds}
+        peaks = {phase: max(most[phase] for _, most in ranks) for phase in self.peaks}
+        return {"time": seconds} | ({"memory": peaks} if peaks else {})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """A policy ready to play: model, adapter, chat format and sampler, from a config, a run folder or a model folder."""
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,9 +69,11 @@ class Policy:
             self.sampler.release()
 
     def traffic(self) -> dict[str, dict]:
-        """What the sampler counted since the last call, for a row of the log; nothing if it does not count."""
-        counts = self.sampler.metrics()
-        return {"sampler": counts} if counts else {}
+        """What the samplers of all ranks counted since the last call, for a row of the log; {} if they do not count."""
+        total = Counter()
+        for counts in dist.gather([self.sampler.metrics()]):
+            total.update(counts)
+        return {"sampler": dict(total)} if total else {}
 
 
 def check_machine(config: Config, folder: str | Path | None) -> Path | None:

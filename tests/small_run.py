@@ -1,12 +1,13 @@
 """train.py in small, for tests: a few steps, and a grader that flips a coin so that groups are mixed from the start.
 
-    python small_run.py [--kill STAGE:STEP:PHASE] [train.py's arguments]
+    python small_run.py [--kill STAGE:STEP:PHASE] [--count] [train.py's arguments]
     python small_run.py --kills 50 [--seed 0]
 
 --kill ends the process with SIGKILL at a chosen moment: in the supervised stage right after a step's checkpoint; in a
 GRPO step after its rollouts are written ("rollouts"), after its update ("update"), or half-way through writing its
-checkpoint ("checkpoint"). --kills does so at random moments in all phases of runs that are resumed each time, until so
-many processes were killed, and compares what each run comes to with a run that nobody disturbed.
+checkpoint ("checkpoint"). --count lets the sampler count its turns, as vLLM's does. --kills does so at random moments in
+all phases of runs that are resumed each time, until so many processes were killed, and compares what each run comes to with
+a run that nobody disturbed.
 """
 import argparse
 import json
@@ -85,6 +86,22 @@ def arrange_kill(where: str) -> None:
         train.grpo_step = killing(train.grpo_step, lambda *args: args[-1] == int(step))
     else:
         train.Run.save = killing(train.Run.save, lambda run, name, at, *rest: (name, at) == (stage, int(step)))
+
+
+def count_turns() -> None:
+    """The torch sampler counts nothing of its own."""
+    step = TorchSampler.step
+
+    def counted(self, *args):
+        done = step(self, *args)
+        self.turns = getattr(self, "turns", 0) + len(done)
+        return done
+
+    def metrics(self):
+        turns, self.turns = self.turns, 0
+        return {"turns": turns, "preemptions": 0}
+
+    TorchSampler.step, TorchSampler.metrics = counted, metrics
 
 
 # ------------------------------------------------------------------------------------------------- kills at random
@@ -203,6 +220,9 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--kill"]:
         arrange_kill(arguments[1])
         arguments = arguments[2:]
+    if arguments[:1] == ["--count"]:
+        count_turns()
+        arguments = arguments[1:]
     return train.main([*SMALL, *arguments])
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rl import dist
 from rl.run import read_episodes
+from train import Clock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARGUMENTS = ["--sft_steps=1", "--sft_tasks=8", "--steps=2", "--eval_every=0", "--micro_tokens=500",
@@ -20,7 +21,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 def run(folder, start, *arguments):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *start, str(ROOT / "tests/small_run.py"), *ARGUMENTS, *arguments],
+    return subprocess.run([sys.executable, *start, str(ROOT / "tests/small_run.py"), *arguments, *ARGUMENTS],
                           cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
@@ -33,14 +34,17 @@ def test_two_ranks_make_the_run_of_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, start in ((one, []), (two, TORCHRUN)):
         folder.mkdir()
-        done = run(folder, start)
+        done = run(folder, start, "--count")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("finished") + done.stdout.count("done: curves") == 1, "rank 0 alone prints"
     for stage in ("sft", "eval", "grpo"):
         assert len(rows(one, stage)) == len(rows(two, stage)) > 0, "each row once"
     for ours, theirs in zip(rows(one, "sft"), rows(two, "sft"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    for ours, theirs in zip(rows(one, "eval"), rows(two, "eval"), strict=True):
+        assert {k: v for k, v in ours.items() if k != "time"} == {k: v for k, v in theirs.items() if k != "time"}
     for ours, theirs in zip(rows(one, "grpo"), rows(two, "grpo"), strict=True):
+        assert ours["sampler"]["turns"] >= 16 and ours["sampler"]["preemptions"] == 0, "of all ranks"
         assert {k: v for k, v in ours.items() if k not in ("learner", "time")} == {
             k: v for k, v in theirs.items() if k not in ("learner", "time")}
         for a, b in zip(ours["learner"], theirs["learner"], strict=True):
@@ -72,3 +76,12 @@ def test_a_mistake_of_rank_0_ends_all_ranks(monkeypatch):
     assert dist.on_first(lambda: pytest.fail("rank 0's work")) == 7
     with pytest.raises(SystemExit):
         dist.on_first(lambda: pytest.fail("rank 0's work"))
+
+
+def test_clocks_and_memory_of_all_ranks(monkeypatch):
+    """Seconds: the mean, which the FLOPs of all cards are divided by. Memory: the fullest card's."""
+    clock = Clock()
+    clock.seconds, clock.peaks = {"sample": 4.0, "update": 1.0}, {"update": 5}
+    assert clock.figures() == {"time": clock.seconds, "memory": clock.peaks}
+    monkeypatch.setattr(dist, "gather", lambda items: [*items, ({"sample": 4.0, "update": 3.0}, {"update": 7})])
+    assert clock.figures() == {"time": {"sample": 4.0, "update": 2.0}, "memory": {"update": 7}}
