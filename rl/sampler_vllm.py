@@ -132,7 +132,7 @@ class VllmSampler:
         if not emptied:
             raise SamplerError("vLLM did not empty its prefix cache after new weights, though no request is running")
         assert fingerprint(tensors) == before, "handing the weights over changed the trainer's own"
-        self.version = version
+        self.version, self.failed = version, False
 
     def release(self) -> None:
         """Give the GPU back to the trainer: no request is kept, the caches go, and at sleep_level 1 the weights too."""
@@ -277,17 +277,17 @@ class VllmSampler:
         self.load(self.version)
 
     def _revive(self, error: Exception) -> None:
-        """Build the engine anew, once, from the trainer's weights, and ask again for every turn that is not done."""
+        """Build the engine anew, once between two syncs, from the trainer's weights; ask again for every open turn."""
         if dist.ranks() > 1:  # vLLM takes the ranks' group away with the engine
             raise RuntimeError("the vLLM engine failed, and is not rebuilt beside other ranks; the run goes on from "
                                "its last checkpoint with the same command") from error
         if self.failed:
             raise RuntimeError("the vLLM engine failed again after it was rebuilt; the run goes on from its last "
                                "checkpoint with the same command") from error
-        self.failed = True
         print(f"vLLM failed ({type(error).__name__}: {error}); rebuilding it", file=sys.stderr, flush=True)
         kept = (self.requests, self.waiting, self.lengths)
         self.rebuild(self.sync)
+        self.failed = True  # until the next sync
         self.requests, self.waiting, self.lengths = kept
         self._wake()
         for key, request in self.requests.items():

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rl.config import Config
 
 CHUNK = 16  # tasks that a worker makes at a time
+PART = 1000  # tasks to keep out that are made before they are kept; starting the workers takes a second
 SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
@@ -110,14 +111,18 @@ def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]
 
 def reserved(folder: str | Path = "data") -> dict[str, str]:
     """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Made on all cores,
-    and kept in `folder` under a hash of the code that makes them."""
+    and kept in `folder` under a hash of the code that makes them, PART by PART, so that a kill loses little."""
     jobs = [(level, split, i) for split in ("eval", "rl") for level, n in SETS[split].items() for i in range(n)]
-    path = Path(folder) / f"reserved-{_fingerprint(jobs, make_task)}.json"
-    if not path.exists():
-        made = _make(_task_line, jobs, "evaluation and RL tasks, to keep out")
-        names = {digest: "-".join(map(str, job)) for job, (digest, _) in zip(jobs, made, strict=True)}
-        _write(path, [json.dumps(names)])
-    return json.loads(path.read_text())
+    found: dict[str, str] = {}
+    for start in range(0, len(jobs), PART):
+        part = jobs[start : start + PART]
+        path = Path(folder) / f"reserved-{_fingerprint(part, make_task)}.json"
+        if not path.exists():
+            made = _make(_task_line, part, f"evaluation and RL tasks, to keep out ({len(jobs) - start} to go)")
+            names = {digest: "-".join(map(str, job)) for job, (digest, _) in zip(part, made, strict=True)}
+            _write(path, [json.dumps(names)])
+        found |= json.loads(path.read_text())
+    return found
 
 
 def proportional(mix: dict[str, int], count: int) -> list[str]:

@@ -80,7 +80,7 @@ class Workers:
     def forget(self) -> None:
         """Drop all calls: what workers are still busy with goes to a list that nobody reads."""
         self.queue.clear()
-        self.finished = []
+        self.finished, self.deaths = [], 0
 
     def _start(self) -> subprocess.Popen:
         command = START.format(path=sys.path, seconds=self.seconds)

@@ -380,6 +380,24 @@ def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
     assert not Path("e.jsonl").exists()
 
 
+def test_a_kill_loses_one_part_of_the_tasks_to_keep_out(monkeypatch):
+    make, parts = tasks_module._make, []
+
+    def interrupted(work, jobs, what):
+        parts.append(jobs)
+        if len(parts) == 2:
+            raise KeyboardInterrupt
+        return make(work, jobs, what)
+
+    monkeypatch.setattr(tasks_module, "PART", 1)
+    monkeypatch.setattr(tasks_module, "_make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reserved()
+    names = reserved()
+    assert parts == [[("L1", "eval", 0)], [("L1", "rl", 0)], [("L1", "rl", 0)]]
+    assert names == {make_task("L1", split, 0).hash(): f"L1-{split}-0" for split in ("eval", "rl")} == reserved()
+
+
 @pytest.mark.parametrize("argv, said", [
     (["--collect", "x.jsonl"], "one needs the other"),
     (["--collect", "x.json", "--tasks", "distill"], "must end in .jsonl"),

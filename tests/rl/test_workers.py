@@ -143,6 +143,11 @@ def test_a_call_that_kills_its_workers_is_given_up(workers):
         for key in range(DEATHS // TRIES + 1):
             workers.submit(key, [(os._exit, 5)])
             answers(workers, 1)
+    workers.forget()  # the next rollout begins to count anew
+    with pytest.raises(RuntimeError, match=f"{DEATHS} tool workers died"):
+        for key in range(DEATHS // TRIES + 1):
+            workers.submit(key, [(os._exit, 5)])
+            answers(workers, 1)
 
 
 def test_arguments_that_cannot_be_packed_and_calls_that_are_forgotten(workers):

@@ -132,6 +132,18 @@ def test_beside_other_ranks_no_engine_is_rebuilt(sampler, monkeypatch):
         probe.prove(SimpleNamespace(config=SimpleNamespace(probe_failure="merged"), sampler=sampler))
 
 
+def test_an_engine_is_rebuilt_once_between_two_syncs(sampler):
+    """A failure in one step of training does not end the run at the next one, days later."""
+    rebuilt = []
+    sampler.rebuild, sampler.failed = lambda sync: (rebuilt.append(sync), sampler.load(sampler.version)), False
+    for version in (1, 2):
+        sampler.load(version)
+        sampler._revive(KeyError("x"))
+        assert rebuilt == ["merged"] * version
+        with pytest.raises(RuntimeError, match="failed again"):
+            sampler._revive(KeyError("x"))
+
+
 def test_an_engine_built_anew_leaves_the_gpu_before_it_is_proven(monkeypatch):
     calls = []
 
