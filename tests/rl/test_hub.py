@@ -1,9 +1,18 @@
-"""A model's name becomes a folder: from the cache, or fetched, or one clear line. The hub is a stand-in."""
+"""A model's name becomes a folder: from the cache, or fetched, or one clear line.
+
+The real client of the hub talks to a server here that speaks the hub's protocol; a stand-in for the client shows what
+must not depend on the client's version, and what disk and memory allow.
+"""
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,13 +103,111 @@ def test_no_network_and_no_such_model(hub, name, words):
     assert "\n" not in str(caught.value)
 
 
-def test_the_real_package_offline(tmp_path):
-    """In a process of its own, as the package reads its environment once."""
-    code = "import sys; from rl.hub import fetch\ntry: fetch('Maker/Model')\nexcept ValueError as e: print(e)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=100,
-                          env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})
-    assert "cannot be fetched from the Hugging Face hub" in done.stdout and "offline" in done.stdout, done.stderr
-    assert len(done.stdout.splitlines()) == 1
+CONTENT = {"config.json": b"{}", "tokenizer.json": b"{}", "picture.png": b"?" * 9,
+           "model-1.safetensors": bytes(range(256)) * 4000, "model-2.safetensors": bytes(reversed(range(256))) * 90_000,
+           "model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'}
+
+
+class HubServer(BaseHTTPRequestHandler):
+    """The hub's protocol over CONTENT. The connection of `cut` is cut in its middle once, `stuck` never ends."""
+
+    protocol_version = "HTTP/1.1"
+    cut = stuck = ""
+    sent: list[tuple[str, str | None]]  # file and range of each that was asked for
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        *place, name = self.path.partition("?")[0].split("/")
+        listing = [{"type": "file", "path": file, "oid": "b" * 40, "size": len(content), "rfilename": file}
+                   for file, content in CONTENT.items()]
+        if "tree" in place:
+            self.answer(json.dumps(listing).encode())
+        elif "models" in place:
+            self.answer(json.dumps({"id": NAME, "sha": "a" * 40, "siblings": listing}).encode())
+        elif name in CONTENT:
+            self.file(name)
+        else:
+            self.send_error(404)
+
+    def file(self, name: str):
+        content, asked = CONTENT[name], self.headers["Range"]
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        broken = self.command == "GET" and name in (self.cut, self.stuck)
+        self.answer(content[start:], 206 if asked else 200, len(content) // 2 if broken else None, {
+            "ETag": hashlib.sha256(content).hexdigest(), "X-Repo-Commit": "a" * 40,
+            "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"})
+        if self.command == "GET":
+            self.sent.append((name, asked))
+        if broken and name == self.stuck:
+            self.rfile.read(1)  # until the client is gone
+        elif broken:
+            type(self).cut, self.close_connection = "", True
+
+    def answer(self, body: bytes, status: int = 200, until: int | None = None, headers: dict = {}):  # noqa: B006
+        self.send_response(status)
+        for key, value in ({"Content-Type": "application/json", "Content-Length": str(len(body))} | headers).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:until])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def hub_server(**broken: str):
+    """A server on loopback: its address, and the handler that keeps `sent`."""
+    handler = type("Handler", (HubServer,), broken | {"sent": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler
+        server.shutdown()
+
+
+def start_fetch(home: Path, **environment: str) -> subprocess.Popen:
+    """Prints what fetch(NAME) returns or says. A process of its own, as the package reads its environment once."""
+    code = f"from rl.hub import fetch\ntry: print(fetch({NAME!r}))\nexcept ValueError as error: print(error)"
+    mine = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                            env=mine | {"HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | environment)
+
+
+def real_fetch(home: Path, **environment: str) -> str:
+    out, _ = start_fetch(home, **environment).communicate(timeout=100)
+    return out.splitlines()[-1]
+
+
+def test_the_real_client_fetches_once_and_mends_a_cut_connection(tmp_path):
+    with hub_server(cut="model-2.safetensors") as (address, server):
+        folder = Path(real_fetch(tmp_path, HF_ENDPOINT=address))
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name: content for name, content in CONTENT.items() if name != "picture.png"}
+    first, second = (asked for name, asked in server.sent if name == "model-2.safetensors")
+    assert first is None and second == f"bytes={10 * 2**20}-"  # the client keeps whole blocks of 10 MiB
+    assert real_fetch(tmp_path, HF_ENDPOINT=address) == str(folder)  # the server is gone: nobody is asked
+
+
+def test_the_real_client_goes_on_after_a_kill_with_the_files_that_are_missing(tmp_path):
+    with hub_server(stuck="model-2.safetensors") as (address, _):
+        process = start_fetch(tmp_path, HF_ENDPOINT=address)
+        until = time.monotonic() + 100
+        while len({file.name for file in tmp_path.glob("hub/*/snapshots/*/*")}) < 4 and time.monotonic() < until:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+    with hub_server() as (address, server):
+        folder = Path(real_fetch(tmp_path, HF_ENDPOINT=address))
+    assert {name for name, _ in server.sent} == {"model-2.safetensors"}
+    assert (folder / "model-2.safetensors").read_bytes() == CONTENT["model-2.safetensors"]
+
+
+def test_the_real_client_offline(tmp_path):
+    said = real_fetch(tmp_path, HF_HUB_OFFLINE="1")
+    assert "cannot be fetched from the Hugging Face hub" in said and "offline" in said
 
 
 def test_no_package(monkeypatch):
