@@ -14,8 +14,8 @@ SPARE = 2**30  # bytes to leave on the disk
 def fetch(name: str | Path) -> Path:
     """The folder `name`, or the hub's model of that name: from the cache if it is whole there, else downloaded.
 
-    A download that was interrupted goes on with the files not there yet. Raises ConfigError in one line: no such folder or model, no
-    network, too little disk or memory.
+    A download that was interrupted goes on with the files that are not there yet. Raises ConfigError in one line: no
+    such folder or model, no network, too little disk or memory.
     """
     if Path(name).is_dir():
         return Path(name)
