@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             dry_run(config, train)
         elif args.plan:
+            dist.start("cpu")  # with torchrun: a plan for all ranks, printed once
             show_plan(config)
+            dist.stop()
         else:
             train(config, args.new, args.force)
             dist.stop()

@@ -114,7 +114,8 @@ def plan(
 
 
 def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:
-    """Bytes of main memory, pinned: the trainer's weights and state, and the sampler's weights while they sleep."""
+    """Bytes of main memory that are pinned for each GPU: the trainer's weights and state, and the sampler's weights
+    while they sleep."""
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
     trainer = {"frozen weights": base, "adapter, fp32": 4 * adapter, "optimizer state": 8 * adapter}
     return trainer | {"sampler's weights asleep": base}
@@ -147,7 +148,7 @@ def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, l
     for name, more in (("sampler's weights kept", {"resident": True}), ("no fused delta rule", {"kernel": False})):
         lines.append(row(f"  left in the update, {name}", [p["update"]["free"] for p in plans(**more)]))
     sizes = host(config, rank, targets)
-    lines.append(row("main memory, pinned", [sum(sizes.values())]))
+    lines.append(row("main memory, pinned, for each GPU", [sum(sizes.values())]))
     return "\n".join(lines + [row("  " + item, [size]) for item, size in sizes.items()])
 
 

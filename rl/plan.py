@@ -10,6 +10,7 @@ import torch
 from model import budget
 from model.checkpoint import read_config
 from model.qwen import ModelConfig
+from rl import dist
 from rl.chat import open_chat
 from rl.config import Config
 from rl.policy import random_shape
@@ -26,7 +27,8 @@ def shape_of(config: Config) -> tuple[ModelConfig, str]:
     if config.architecture is None or config.model and (Path(config.model) / "config.json").is_file():
         return read_config(config.model), f"{config.model}/config.json"
     size = config.architecture.get("vocab_size") or open_chat(config).size
-    return random_shape(config, size), "`architecture` in the settings"
+    unseen = f"; {config.model} was not looked at, as no folder of that name is here" if config.model else ""
+    return random_shape(config, size), f"`architecture` in the settings{unseen}"
 
 
 def show_plan(config: Config) -> None:
@@ -71,10 +73,11 @@ def missing(config: Config, shape: ModelConfig) -> list[str]:
         lines += [f"package {name}: pip install -r requirements-gpu.txt" for name in absent("fla")]
         if not torch.cuda.is_available():
             lines.append("a CUDA device: run it where `nvidia-smi` shows one of 80 GB")
-        pinned = sum(budget.host(shape, config.lora_rank, config.lora_targets).values())
+        pinned = sum(budget.host(shape, config.lora_rank, config.lora_targets).values()) * dist.ranks()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if memory < pinned:
-            lines.append(f"main memory: {pinned / 1e9:.0f} GB are pinned, and here are {memory / 1e9:.0f}")
+            lines.append(f"main memory: {pinned / 1e9:.0f} GB are pinned for {dist.ranks()} GPU"
+                         f"{'s' * (dist.ranks() > 1)}, and here are {memory / 1e9:.0f}")
     if config.sampler == "vllm":
         lines += [f"package {name}: pip install -r requirements-gpu.txt" for name in absent("vllm")]
     if config.model and not Path(config.model).is_dir():

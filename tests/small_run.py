@@ -5,9 +5,9 @@
 
 --kill ends the process with SIGKILL at a chosen moment: in the supervised stage right after a step's checkpoint; in a
 GRPO step after its rollouts are written ("rollouts"), after its update ("update"), or half-way through writing its
-checkpoint ("checkpoint"). --count lets the sampler count its turns, as vLLM's does. --kills does so at random moments in
-all phases of runs that are resumed each time, until so many processes were killed, and compares what each run comes to with
-a run that nobody disturbed.
+checkpoint ("checkpoint"). --count lets the sampler count its turns, as vLLM's does. --kills does so at random moments
+in all phases of runs that are resumed each time, until so many processes were killed, and compares what each run comes
+to with a run that nobody disturbed.
 """
 import argparse
 import json

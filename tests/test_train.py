@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from rl import dryrun
+from rl import dist, dryrun, plan
 from rl.config import load_config, replace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,11 +150,23 @@ def test_mistakes_get_one_line(tmp_path, arguments, words):
 def test_the_memory_of_a_step_is_planned_without_weights_or_gpu(tmp_path):
     done = run(tmp_path, "--config", "l8.py", "--plan", script=ROOT / "train.py")
     assert done.returncode == 0, done.stderr
-    assert "8,953,803,264 parameters" in done.stdout and "architecture" in done.stdout
+    assert "8,953,803,264 parameters" in done.stdout and "main memory, pinned, for each GPU" in done.stdout
+    assert "l8, the network by `architecture` in the settings; Qwen/Qwen3.5-9B was not looked at, as" in done.stdout
     shape = load_config("l8.py").architecture
     (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 16}))
     half = run(tmp_path, "--config", "l8.py", "--plan", "--model=.", script=ROOT / "train.py")
-    assert half.returncode == 0 and "5,494,022,400 parameters" in half.stdout and "./config.json" in half.stdout
+    assert half.returncode == 0 and "5,494,022,400 parameters" in half.stdout, half.stderr
+    assert "l8, the network by ./config.json\n" in half.stdout
+
+
+def test_the_plan_counts_the_memory_of_all_ranks(monkeypatch):
+    config = load_config("l8.py")
+    shape, source = plan.shape_of(replace(config, model="", sampler="torch"))
+    assert source == "`architecture` in the settings"
+    monkeypatch.setattr(plan.os, "sysconf", {"SC_PHYS_PAGES": 10**7, "SC_PAGE_SIZE": 4096}.get)
+    assert not any("main memory" in line for line in plan.missing(config, shape)), "38 GB of 41 for one GPU"
+    monkeypatch.setattr(dist, "_place", (0, 4))
+    assert "main memory: 152 GB are pinned for 4 GPUs, and here are 41" in plan.missing(config, shape)
 
 
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):

@@ -117,4 +117,4 @@ def test_the_plan_as_text():
     assert figures["sampling"] == ["29.0", "28.7"] and figures["update"] == ["41.4", "41.4"]
     assert figures["one matrix, fp32 and bf16"] == ["0.0", "0.3"]
     assert figures["episodes of 32,768 tokens, 1.05 of cache each"] == ["47", "48"]
-    assert figures["main memory, pinned"] == ["35.3"]
+    assert figures["main memory, pinned, for each GPU"] == ["35.3"]
