@@ -19,10 +19,19 @@ FAILURES = {
     "collision": "through an obstacle", "speed": "too fast", "workspace": "out of the workspace",
     "clause": "a formula fails", "format": "malformed answer", "missing": "no answer",
 }
-SERIES = {  # of a training step: what a report tells of its course, and from which figure of `course`
-    "training reward": "reward", "loss, nats a token": "loss", "entropy, nats a sampled token": "entropy",
-    "sampled tokens an episode": "tokens", "turns an episode": "turns", "share of episodes truncated": "truncated",
-    "share of episodes without an answer": "unanswered", "gradient norm": "grad_norm",
+SERIES = {  # of the training steps, over which a report follows them: (stage, figure of `course`, whether a share)
+    "training reward": ("grpo", "reward", True), "entropy, nats a sampled token": ("grpo", "entropy", False),
+    "sampled tokens an episode": ("grpo", "tokens", False), "turns an episode": ("grpo", "turns", False),
+    "share of episodes truncated": ("grpo", "truncated", True),
+    "share of episodes without an answer": ("grpo", "unanswered", True), "gradient norm": ("grpo", "grad_norm", False),
+    "imitation: loss, nats a token": ("sft", "loss", False),
+    "imitation: entropy, nats a token": ("sft", "entropy", False),
+}
+PANELS = {  # of the picture of a run's curves: {stage: {title: {line: figure of `course`}}}
+    "sft": {"loss, nats a token": {"training": "loss", "held out": "held_out_loss"},
+            "entropy": {"nats a token": "entropy"}, "gradient norm": {"before clipping": "grad_norm"}},
+    "grpo": {"entropy": {"nats a sampled token": "entropy"}, "length": {"sampled tokens an episode": "tokens"},
+             "share of episodes": {"no answer": "unanswered", "truncated": "truncated"}},
 }
 
 
@@ -126,15 +135,17 @@ def _sum(parts: list[dict]) -> dict:
 
 
 def course(row: dict) -> dict:
-    """What one training step's row of the metrics says for the curves; see SERIES."""
-    found = {"stage": row["stage"], "step": row["step"]}
-    if row["stage"] == "grpo":
-        found |= {key: row[key] for key in ("reward", "tokens", "turns")} | {
-            key: _learner(key)(row) for key in ("entropy", "grad_norm")}
-        found |= {"unanswered": GRPO_PANELS["share of episodes"]["no answer"](row),
-                  "truncated": GRPO_PANELS["share of episodes"]["truncated"](row),
-                  "levels": {level: figures["success"] for level, figures in row["levels"].items()}}
-    return found | {key: row[key] for key in ("loss", "entropy", "grad_norm") if row["stage"] == "sft" and key in row}
+    """What a training step's row of the metrics says for the curves; see SERIES and PANELS."""
+    if row["stage"] == "sft":
+        return {key: row.get(key) for key in ("stage", "step", "loss", "held_out_loss", "entropy", "grad_norm")}
+    found = {key: row[key] for key in ("stage", "step", "reward", "tokens", "turns")}
+    for key in ("entropy", "grad_norm"):  # an optimizer batch without a live group has no entropy
+        values = [stats[key] for stats in row["learner"] if key in stats]
+        found[key] = sum(values) / len(values) if values else None
+    ended = {"unanswered": row["episodes"] - row["endings"].get("answer", 0),
+             "truncated": sum(row["endings"].get(ending, 0) for ending in TRUNCATED)}
+    return found | {key: count / row["episodes"] for key, count in ended.items()} | {
+        "levels": {level: figures["success"] for level, figures in row["levels"].items()}}
 
 
 def load(source: str | Path, first: int = 1, last: int | None = None, levels: Sequence[str] = ()) -> dict:
@@ -184,19 +195,19 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
         own = [r for r in report["held_out"] if r["temperature"] == heat and r["of"] == row["of"]]
         made["held-out success" + (f", temperature {heat:g}" if heat is not None else "")] = {
             "measured after": f"{row['of']} step {row['step']}" if row["step"] is not None else row["of"],
-            **{level: _rate(figures) for level, figures in [*row["levels"].items(), ("all", row)]},
+            **{level: _rate(figures) for level, figures in _by_level(row)},
             **({"all, by step": " ".join(f"{r['step']}:{r['success']:.2f}" for r in own)} if len(own) > 1 else {})}
     of, steps = report["training"] or (report["held_out"] or [None])[-1], report["steps"]
     if of is None:
         return made
     if steps:
-        made["training"] = {"steps": f"{steps[0]}-{steps[1]}"}
-    levels = [*of["levels"].items(), *([("all", of)] if len(of["levels"]) > 1 else [])]
+        made["training success (95% interval)"] = {"steps": f"{steps[0]}-{steps[1]}"} | {
+            level: _rate(figures) for level, figures in _by_level(of)}
     if len(of["histogram"]) > 2:
         made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
-            f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in levels}
-        made["groups by successes 0, 1, 2, ..."] = {level: " ".join(map(str, f["histogram"])) for level, f in levels}
-        made["success of an episode (95% interval)"] = {level: _rate(f) for level, f in levels}
+            f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in _by_level(of)}
+        made["groups by successes 0, 1, 2, ..."] = {
+            level: " ".join(map(str, f["histogram"])) for level, f in _by_level(of)}
     n = of["episodes"]
     made["why episodes fail (first problem)"] = {FAILURES.get(k, k): f"{v / n:.1%}" for k, v in of["failures"].items()}
     made["how episodes end"] = {kind: f"{count / n:.1%}" for kind, count in of["endings"].items()}
@@ -212,18 +223,23 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
     return {title: rows for title, rows in made.items() if rows}
 
 
+def _by_level(figures: dict) -> list[tuple[str, dict]]:
+    """The levels of a summary, and all of them together if they are several."""
+    return [*figures["levels"].items(), *([("all", figures)] if len(figures["levels"]) > 1 else [])]
+
+
 def _rate(figures: dict) -> str:
     low, high = figures["interval"]
     return f"{figures['success']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _courses(report: dict) -> dict[str, str]:
-    """Of each series of the steps in the report: the first value, the last one, and the extreme between if beyond."""
+    """Of each series of the GRPO steps in the report: the first value, the last one, the lowest and the highest."""
     first, last = report["steps"] or (0, -1)
-    steps = [point for point in report["course"] if point["stage"] == "grpo" and first <= point["step"] <= last]
     found = {}
-    for title, key in SERIES.items():
-        values = [point[key] for point in steps if point.get(key) is not None]
+    for title, (stage, key, _) in SERIES.items():
+        values = [point[key] for point in report["course"] if stage == point["stage"] == "grpo"
+                  and first <= point["step"] <= last and point[key] is not None]
         if values:
             found[title] = f"{values[0]:.4g} to {values[-1]:.4g} (from {min(values):.4g} to {max(values):.4g})"
     return found
@@ -271,19 +287,19 @@ def curves(rows: list[dict], path: str | Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    stages = [stage for stage in ("sft", "grpo") if any(row["stage"] == stage for row in rows)]
+    points = [course(row) for row in rows if row["stage"] in PANELS]
+    stages = [stage for stage in PANELS if any(point["stage"] == stage for point in points)]
     figure = Figure(figsize=(13, 3.2 * max(1, len(stages))), layout="constrained")
     FigureCanvasAgg(figure)
     for stage, axes in zip(stages, figure.subplots(max(1, len(stages)), 4, squeeze=False), strict=False):
-        steps = [row for row in rows if row["stage"] == stage]
+        steps = [point for point in points if point["stage"] == stage]
         _success(axes[0], [row for row in rows if row["stage"] == "eval" and row["of"] == stage], steps)
-        panels = SFT_PANELS if stage == "sft" else GRPO_PANELS
-        for ax, (title, lines) in zip(axes[1:], panels.items(), strict=True):
-            for name, value in lines.items():
-                known = [row for row in steps if value(row) is not None]
+        for ax, (title, lines) in zip(axes[1:], PANELS[stage].items(), strict=True):
+            for name, key in lines.items():
+                known = [point for point in steps if point[key] is not None]
                 if not known and len(lines) > 1:
                     continue
-                ax.plot([row["step"] for row in known], [value(row) for row in known], label=name)
+                ax.plot([point["step"] for point in known], [point[key] for point in known], label=name)
             ax.set(title=title, xlabel=f"{stage} step")
             ax.legend(frameon=False)
         for ax in axes:
@@ -307,26 +323,3 @@ def _success(ax, measured: list[dict], steps: list[dict]) -> None:
     ax.set(title="success", xlabel="step", ylim=(-0.02, 1.02))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize="small")
-
-
-def _learner(key: str):
-    """The mean of a learner's figure over the optimizer batches of a step that have it; None if none has."""
-    def value(row: dict) -> float | None:
-        found = [stats[key] for stats in row["learner"] if key in stats]
-        return sum(found) / len(found) if found else None
-    return value
-
-
-SFT_PANELS = {
-    "loss, nats a token": {"training": lambda row: row["loss"], "held out": lambda row: row.get("held_out_loss")},
-    "entropy": {"nats a token": lambda row: row["entropy"]},
-    "gradient norm": {"before clipping": lambda row: row["grad_norm"]},
-}
-GRPO_PANELS = {
-    "entropy": {"nats a sampled token": _learner("entropy")},
-    "length": {"sampled tokens an episode": lambda row: row["tokens"]},
-    "share of episodes": {
-        "no answer": lambda row: 1 - row["endings"].get("answer", 0) / row["episodes"],
-        "truncated": lambda row: sum(row["endings"].get(name, 0) for name in TRUNCATED) / row["episodes"],
-    },
-}
