@@ -106,7 +106,7 @@ class Task:
     def from_file(cls, path: str | Path) -> Task:
         """Load a task from a JSON file. Raises TaskError."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique))
         except TaskError as error:
             raise TaskError(f"{path}: {error}") from None
         except OSError as error:
@@ -134,6 +134,14 @@ class Task:
         content = {key: data[key] for key in ("workspace", "robot", "obstacles", "regions")}
         content["spec"] = sorted(map(str, self.formulas))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    """A JSON object, unless it has a name twice, of which json would keep the last one without a word."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise TaskError(f"{brief(max(names, key=names.count))} is there twice; names must be unique")
+    return dict(pairs)
 
 
 def _plain(values: Iterable[float]) -> list[float | int]:

@@ -147,8 +147,21 @@ def test_checked_cases():
         if case["length"] is None:
             assert path is None and reason, case["id"]
         else:
-            assert path.length == pytest.approx(case["length"], abs=1e-6), case["id"]
+            assert path.length == pytest.approx(case["length"], abs=case["tol"]), case["id"]
             passes(task, path)
+            assert judged(task, case["path"], case) and judged(task, [point[1:] for point in path.waypoints], case)
+
+
+def judged(task, line, case):
+    """Whether the checker lets the robot go along the polyline at full speed, to the target and round what to avoid."""
+    path = [[0, *line[0]]]
+    for a, b in itertools.pairwise(line):
+        path.append([path[-1][0] + math.dist(a, b) / task.robot.v_max, *b])
+    end = path[-1][0] + 1
+    spec = [f"G[0,{end}] out({name})" for name in case["avoid"]]
+    spec += [f"F[0,{end}] in({name})" for kind, name in case["target"].items() if kind == "region"]
+    verdict = check(Task.from_json(case | {"spec": spec}), path)
+    return verdict.ok and line[-1] == case["target"].get("point", line[-1])
 
 
 @pytest.mark.parametrize("seed", [*range(60), *(pytest.param(i, marks=pytest.mark.slow) for i in range(60, 2000))])

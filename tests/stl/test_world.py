@@ -51,6 +51,9 @@ def test_from_file(tmp_path):
         with pytest.raises(TaskError, match=words) as caught:
             Task.from_file(path)
         assert str(path) in str(caught.value)
+    path.write_text(json.dumps(GOOD).replace('"W1": ', '"W1": [2, 2, 3, 3], "W1": '))  # json would drop the first wall
+    with pytest.raises(TaskError, match="'W1' is there twice; names must be unique"):
+        Task.from_file(path)
     path.write_bytes(b"\xff\xfe\x00")
     for broken in (path, tmp_path / "missing.json", tmp_path):
         with pytest.raises(TaskError):
