@@ -34,7 +34,7 @@ from rl.lessons import file_digest, lessons, sft_batch
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
-from rl.run import Run
+from rl.run import Checkpoint, Run, run_folder
 from rl.tasks import TaskStream, held_out
 
 
@@ -78,7 +78,8 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
     if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
         raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
                           "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
-    model = check_machine(config, config.model)
+    begun = any((run_folder(config, new=new) / "checkpoints").glob("*/state.json"))
+    model = check_machine(replace(config, adapter="") if begun else config, config.model)  # a run has its own adapter
     run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))
     folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
@@ -108,22 +109,36 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 
 def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
-    last = run.latest("sft")
-    over = last and last.state["stopped"] and all(measured(run, "sft", last.step, t) for t in (config.temperature, 0.0))
-    if over or run.latest("grpo"):
+    last, asked = run.latest("sft"), config.sft_steps or config.sft_epochs
+    over = last is not None and last.state["stopped"] and asked <= last.state.get("asked", asked)  # else: --force
+    if run.latest("grpo"):
+        if not over:
+            print(f"{run.folder}: imitates no further, as GRPO has begun; for more of it give --new")
+        return
+    if over and all(measured(run, "sft", last.step, heat) for heat in (config.temperature, 0.0)):
         return
     tasks = held_out(config.eval_mix, config.env)
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
+    run.rewind("sft", last.step if last else 0)
+    step = last.step if over else learn(config, policy, run, tasks, last, {"data": digest, "asked": asked})
+    for heat in (config.temperature, 0.0):
+        measure_sft(config, policy, run, tasks, step, heat)
+    if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
+        policy.close()
+
+
+def learn(config: Config, policy: Policy, run: Run, tasks: list, last: Checkpoint | None, state: dict) -> int:
+    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with each
+    checkpoint."""
     optimizer = sft_optimizer(config, policy)
     learner = Learner(policy.model, trained(policy), optimizer, config, config.device, policy.chat.size)
-    step, stopped = last.step if last else 0, last is not None and last.state["stopped"]
+    step, stopped = last.step if last else 0, False
     if last:
         optimizer.load(last.tensors("optimizer"))
-    run.rewind("sft", step)
-    data, kept_back = ([], []) if stopped else lessons(config, policy, tasks)
-    total = step if stopped else config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
+    data, kept_back = lessons(config, policy, tasks)
+    total = config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
     policy.sampler.release()  # the trainer has the device first
     bar, saved = tqdm(total=total, initial=step, desc="imitation", unit="step"), time.monotonic()
     while not stopped and step < total:
@@ -141,14 +156,11 @@ def imitate(config: Config, run: Run) -> None:
         bar.update()
         stopped = due and enough(config, run, measure_sft(config, policy, run, tasks, step)) or step == total
         if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
-            run.save("sft", step, {"optimizer": optimizer.tensors()}, {"stopped": stopped, "data": digest},
+            run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
                      lambda folder: save_model(policy, folder))
             saved = time.monotonic()
     bar.close()
-    for temperature in (config.temperature, 0.0):
-        measure_sft(config, policy, run, tasks, step, temperature)
-    if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
-        policy.close()
+    return step
 
 
 def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> float:
@@ -288,16 +300,13 @@ def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int)
     depends on (seed, step) alone: dynamic sampling has max_drawn for each step, and passes over those it does not need.
     """
     tasks = stream.batch(step - 1, config.max_drawn if config.dynamic_sampling else config.tasks_per_step)
-    episodes, more = [], config.tasks_per_step
+    episodes, drawn, more = [], 0, config.tasks_per_step
     while more:
-        drawn = len(episodes) // config.samples
         with tqdm(total=more * config.samples, desc="episodes", leave=False) as bar:
-            fresh = policy.play(tasks[drawn:drawn + more], config.samples, (config.seed, "grpo", step),
-                                progress=lambda e, bar=bar: bar.update())
-        for episode in fresh:
-            episode.group += drawn
-        episodes += fresh
-        more = how_many_more(config, len(accepted(config, episodes)), drawn + more)
+            episodes += policy.play(tasks[:drawn + more], config.samples, (config.seed, "grpo", step),
+                                    progress=lambda e, bar=bar: bar.update(), first=drawn)
+        drawn += more
+        more = how_many_more(config, len(accepted(config, episodes)), drawn)
     return episodes
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rl.env import STL, open_env
 from rl.episode import Episode
-from rl.run import newest_run
+from rl.run import newest_run, run_of
 from stl import expert
 from stl.prompts import grade
 from stl.search import search
@@ -28,7 +28,8 @@ SCRIPTED = ("expert", "naive", "search")
 API = "api"
 SEARCH_SECONDS = 10  # of wall time, for a task
 POLICY_HELP = (f"expert, naive, search (does not know the solution; at most {SEARCH_SECONDS} s a task), api (the "
-               "teacher of --config), or a run folder or model folder (default: the newest run in runs/, else expert)")
+               "teacher of --config), or a run folder, its checkpoints/NAME, or a model folder (default: the newest "
+               "run in runs/, else expert)")
 
 
 class UsageError(ValueError):
@@ -112,7 +113,7 @@ def check_level(name: str, world: ModuleType) -> str:
 
 def open_world(policy: str) -> ModuleType:
     """The task world that the policy of this name was trained in; the STL world of a scripted one or a model folder."""
-    settings = Path(policy) / "config.json"
+    settings = run_of(policy) / "config.json"
     return open_env(json.loads(settings.read_bytes()).get("env", STL) if settings.is_file() else STL)
 
 
@@ -227,7 +228,7 @@ def open_policy(name: str, config: Config | None = None, file: Path | None = Non
         return Teacher(config, (file or Path(f"data/api-{model}.jsonl")).with_suffix(".requests.jsonl"))
     if not Path(name).is_dir():
         raise UsageError(f"--policy: no folder {name!r}; give expert, naive, search, a run folder or a model folder")
-    if not (Path(name) / "config.json").is_file():
+    if not (run_of(name) / "config.json").is_file():
         raise UsageError(f"--policy {name}: neither a run folder nor a model folder, as it has no config.json")
     import torch
 

@@ -30,7 +30,7 @@ class Config:
 
     # The policy
     model: str = ""  # folder, or name on the Hugging Face hub; "" = a random model of this `architecture`
-    adapter: str = ""  # where the LoRA starts: a folder in PEFT's format, or a run folder's newest; "" = from nothing
+    adapter: str = ""  # where the LoRA starts: a folder in PEFT's format, or a run folder's newest; "": from nothing
     architecture: dict | None = None  # config.json of the random model, without vocab_size
     chat: str = "qwen"  # "qwen" (the model's own template) or "compact" (the small vocabulary)
     thinking: bool = False
@@ -157,6 +157,8 @@ class Config:
         if self.steps and self.tasks_per_step < self.optimizer_steps:
             raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
                               f"({self.tasks_per_step})")
+        if self.steps and self.samples < 2:
+            raise ConfigError("samples = 1: GRPO compares a task's samples with each other, so at least 2")
         if self.dynamic_sampling and self.max_drawn < self.tasks_per_step:
             raise ConfigError(f"max_drawn = {self.max_drawn}: at least tasks_per_step ({self.tasks_per_step})")
         if not self.model and self.architecture is None:

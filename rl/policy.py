@@ -17,7 +17,7 @@ from rl.config import Config, ConfigError, from_json, replace
 from rl.episode import Episode
 from rl.hub import fetch
 from rl.rollout import new_episodes, rollout
-from rl.run import Checkpoint, latest_checkpoint, read_settings
+from rl.run import Checkpoint, latest_checkpoint, read_checkpoint, read_settings, run_of
 from rl.sampler import Sampler, open_sampler
 from rl.workers import open_workers
 
@@ -56,12 +56,12 @@ class Policy:
             self.release()
 
     def play(self, tasks: list, samples: int, seed: tuple, temperature: float | None = None,
-             progress: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """`samples` ended episodes of each task, a task's side by side. All luck comes from `seed`, task and sample.
-        With several ranks each plays its share of the tasks and gets the episodes of all."""
+             progress: Callable[[Episode], None] | None = None, first: int = 0) -> list[Episode]:
+        """`samples` ended episodes of each task from number `first` on, a task's side by side. All luck comes from
+        `seed`, task and sample. With several ranks each plays its share of the tasks and gets the episodes of all."""
         self.sampler.temperature = self.config.temperature if temperature is None else temperature
         try:
-            episodes = new_episodes(tasks, samples, *seed)
+            episodes = new_episodes(tasks, samples, *seed)[first * samples:]
             own = [episode for episode in episodes if episode.group % dist.ranks() == dist.rank()]
             played = dist.gather(rollout(self.sampler, self.chat, own, self.config, progress))
             return sorted(played, key=lambda episode: (episode.group, episode.sample))
@@ -89,9 +89,13 @@ def check_machine(config: Config, folder: str | Path | None) -> Path | None:
 
 
 def adapter_folder(config: Config) -> Path:
-    """The folder in PEFT's format that config.adapter names: itself, or the newest checkpoint of a run folder."""
+    """The folder in PEFT's format that config.adapter names: itself, or the newest checkpoint of a run folder whose
+    imitation is over. Raises ConfigError."""
     folder = Path(config.adapter)
     if (folder / "checkpoints").is_dir() and (last := latest_checkpoint(folder)):
+        if last.stage == "sft" and not last.state["stopped"]:
+            raise ConfigError(f"adapter = {config.adapter!r}: its imitation is not over, only at step {last.step}; let "
+                              f"it end, or say --adapter={last.folder}")
         folder = last.folder
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(f"adapter = {config.adapter!r}: neither an adapter's folder in PEFT's format nor a run "
@@ -154,18 +158,19 @@ def resume_policy(config: Config, base: Checkpoint | None, last: Checkpoint | No
 
 
 def load_policy(folder: str | Path, stage: str | None = None, **changes) -> Policy:
-    """The policy of a run folder (its newest checkpoint, of `stage` if given) or of a model folder, with some settings
-    changed.
+    """The policy of a run folder (its newest checkpoint, of `stage` if given), of one of its checkpoints or of a model
+    folder, with some settings changed.
 
     Raises ConfigError or CheckpointError in one line: no such folder, nothing in it yet, or nothing that can be loaded.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; give a run folder or a model folder")
-    if not (folder / "metrics.jsonl").exists() and not (folder / "checkpoints").exists():
+    run = run_of(folder)
+    if not (run / "metrics.jsonl").exists() and not (run / "checkpoints").exists():
         return make_policy(replace(Config(model=str(folder), mix={"L1": 1}, eval_mix={"L1": 1}), **changes), folder)
-    config = replace(from_json(read_settings(folder)), **changes)
-    last, base = latest_checkpoint(folder, stage), latest_checkpoint(folder, "sft")
+    config = replace(from_json(read_settings(run)), **changes)
+    last = latest_checkpoint(run, stage) if run == folder else read_checkpoint(folder)
     if last is None:
         raise ConfigError(f"{folder}: has no checkpoint yet")
-    return resume_policy(config, base, last)
+    return resume_policy(config, latest_checkpoint(run, "sft"), last)

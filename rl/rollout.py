@@ -1,4 +1,5 @@
 """Many episodes at once: sample a turn, run its tools, append their answers, sample on, until all have ended."""
+from collections import Counter
 from collections.abc import Callable
 
 from rl.env import open_env
@@ -8,9 +9,14 @@ from rl.workers import open_workers
 
 
 def new_episodes(tasks: list, samples: int, *seed_parts) -> list[Episode]:
-    """`samples` episodes of each task, a task's side by side; each one's seed comes from (seed_parts, task, sample)."""
-    return [Episode(task, make_seed(*seed_parts, task.id, sample), group, sample)
-            for group, task in enumerate(tasks) for sample in range(samples)]
+    """`samples` episodes of each task, a task's side by side; each one's seed comes from (seed_parts, task, sample).
+    Where a task is there again, its samples count on, so that no two groups have the same luck."""
+    played, episodes = Counter(), []
+    for group, task in enumerate(tasks):
+        for sample in range(samples):
+            episodes.append(Episode(task, make_seed(*seed_parts, task.id, played[task.id]), group, sample))
+            played[task.id] += 1
+    return episodes
 
 
 def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[Episode], None] | None = None

@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from rl.env import STL
 from rl.episode import Episode
@@ -83,15 +83,12 @@ class Run:
     def open(cls, config: Config, root: str | Path = "runs", new: bool = False, force: bool = False) -> Run:
         """Resume the newest run of the config's name below `root`, or begin one (always, if `new`).
 
-        Runs of one name are NAME, NAME-2, NAME-3, ... RunError: another process holds it, or the settings differ
-        from those it was begun with; `force` takes the new ones and reopens a finished run.
+        RunError: another process holds it, or the settings differ from those it was begun with; `force` takes the new
+        ones and reopens a finished run.
         """
         from rl.config import Config, to_json
 
-        names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
-        last = max((int(name[1] or 1) for name in names if name), default=0)
-        number = last if last and not new else last + 1
-        folder = Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
+        folder = run_folder(config, root, new)
         try:
             for name in ("checkpoints", "episodes"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -161,7 +158,9 @@ class Run:
                 write_safetensors(tensors, temporary / "trainer" / f"{key}.safetensors")
             if fill:
                 fill(temporary)
-            write_json(temporary / "state.json", state)
+            sizes = {str(path.relative_to(temporary)): path.stat().st_size
+                     for path in sorted(temporary.glob("**/*")) if path.is_file()}
+            write_json(temporary / "state.json", state | {"files": sizes})
             if final.exists():
                 _remove(final)
             _rename(temporary, final)
@@ -222,6 +221,21 @@ def read_episodes(path: str | Path) -> list[Episode]:
         raise RunError(f"{path}: cannot be read ({error}); delete it, and its step is sampled again") from None
 
 
+def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> Path:
+    """The folder that Run.open takes: runs of one name are NAME, NAME-2, NAME-3, ..."""
+    names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
+    last = max((int(name[1] or 1) for name in names if name), default=0)
+    number = last if last and not new else last + 1
+    return Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
+
+
+def run_of(folder: str | Path) -> Path:
+    """The run folder that a checkpoint's folder belongs to; any other folder itself."""
+    path = Path(folder).absolute()
+    inside = path.parent.name == "checkpoints" and path.name.startswith(STAGES) and (path / "state.json").is_file()
+    return path.parents[1] if inside else Path(folder)
+
+
 def newest_run(root: str | Path = "runs") -> Path | None:
     """The run below `root` whose last complete checkpoint is the newest; None if no run has one."""
     found = [(last.folder.stat().st_mtime, path.parent) for path in Path(root).glob("*/config.json")
@@ -231,10 +245,15 @@ def newest_run(root: str | Path = "runs") -> Path | None:
 
 def latest_checkpoint(folder: str | Path, stage: str | None = None) -> Checkpoint | None:
     """The last complete checkpoint of a run folder (of one stage, if given); None without one. Takes no lock."""
-    if (last := _newest(Path(folder), stage)) is None:
-        return None
-    name, _, step = last.name.partition("-")
-    return Checkpoint(name, int(step), last, json.loads((last / "state.json").read_bytes()))
+    last = _newest(Path(folder), stage)
+    return read_checkpoint(last) if last else None
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    stage, _, step = folder.name.partition("-")
+    state = json.loads((folder / "state.json").read_bytes())
+    state.pop("files", None)
+    return Checkpoint(stage, int(step), folder, state)
 
 
 def best_checkpoint(folder: str | Path, stage: str = "grpo") -> Path | None:
@@ -328,14 +347,14 @@ def _newest(folder: Path, stage: str | None = None) -> Path | None:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """Why a checkpoint's files cannot be read whole, from their sizes and headers; None if nothing is wrong."""
-    for path in [*checkpoint.glob("**/*.safetensors"), *checkpoint.glob("*.json")]:
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_bytes())
-            else:
-                with safe_open(path, "numpy"):
-                    pass
-        except (OSError, ValueError, SafetensorError) as error:
-            return f"{path.name}: {error}"
+    """Which of a checkpoint's files is missing, or not as long as it was saved; None if nothing is wrong."""
+    try:
+        sizes = json.loads((checkpoint / "state.json").read_bytes()).get("files", {})  # runs of old do not say
+    except (OSError, ValueError) as error:
+        return f"state.json: {error}"
+    for name, size in sizes.items():
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        if (found := (checkpoint / name).stat().st_size) != size:
+            return f"{name} has {found} bytes, not {size}"
     return None

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import train
 from rl import dist, dryrun, plan
-from rl.config import load_config, replace
+from rl.config import ConfigError, load_config, replace
+from rl.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "small_run.py"
@@ -179,6 +180,41 @@ def test_fewer_steps_than_were_done_end_the_run(undisturbed, tmp_path):
     done = run(tmp_path, "--steps=2", "--force", timeout=100)
     assert done.returncode == 0 and "done: curves" in done.stdout, done.stderr
     assert [row["step"] for row in metrics(tmp_path) if row["stage"] == "grpo"] == [1, 2, 3, 4]
+
+
+def test_more_imitation_by_force(monkeypatch, tmp_path, capsys):
+    """It goes on from where it ended, unless GRPO has begun on what it came to."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    settings = ["--name=small", "--steps=0", "--sft_tasks=16", "--sft_eval_every=0", "--max_turns=1",
+                "--max_turn_tokens=4", '--mix={"L0": 9}', '--eval_mix={"L0": 2}']
+    for steps, more in ((3, []), (3, []), (5, ["--force"]), (5, []), (4, ["--force"])):
+        assert train.main([*settings, f"--sft_steps={steps}", *more]) == 0
+    rows = [(row["stage"], row["step"]) for row in metrics(tmp_path)]
+    assert rows == [*(("sft", i) for i in (1, 2, 3)), *[("eval", 3)] * 2, ("sft", 4), ("sft", 5), *[("eval", 5)] * 2]
+    assert "imitates no further" not in capsys.readouterr().out
+    done = Run.open(load_config("tiny.py", [*settings, "--sft_steps=4"]))
+    done.save("grpo", 1, {}, {})
+    done.close()
+    assert train.main([*settings, "--sft_steps=9", "--force"]) == 0
+    assert "imitates no further, as GRPO has begun" in capsys.readouterr().out
+    assert [(row["stage"], row["step"]) for row in metrics(tmp_path)] == rows
+
+
+def test_an_adapter_is_needed_to_begin_with_only(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    begun = []
+    monkeypatch.setattr(train, "reinforce", lambda config, run: begun.append(run.latest("grpo").step))
+    monkeypatch.setattr(train.report, "curves", lambda *_: None)
+    config = load_config("tiny.py", ["--sft_steps=0", "--adapter=gone"])
+    with pytest.raises(ConfigError, match="adapter = 'gone'"):
+        train.train(config)
+    assert not any(tmp_path.iterdir())
+    run = Run.open(config)
+    run.save("grpo", 7, {}, {})
+    run.close()
+    train.train(config)
+    assert begun == [7]
 
 
 def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):

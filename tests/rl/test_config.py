@@ -66,6 +66,7 @@ def test_overrides():
     ("betas=(0.9,)", "give two"), ("betas=(1.0,0.9)", "below 1"), ("device=gpu", "choose one of cpu, cuda"),
     ("dtype=bfloat16", "trained in 'float32'"), ("lora_targets=(1,)", "lora_targets"), ("name=../x", "letters"),
     ("split=eval", "held out"), ("env=./mine.py", "import path"), ("samples=" + "9" * 5000, "samples"),
+    ("samples=1", "at least 2"),
 ])
 def test_wrong_overrides(override, words):
     with pytest.raises(ConfigError) as caught:
@@ -93,6 +94,6 @@ def test_wrong_files(tmp_path):
 
 def test_replace_checks():
     config = load_config("tiny.py")
-    assert replace(config, steps=5).steps == 5
+    assert replace(config, steps=5).steps == 5 and replace(config, steps=0, samples=1).samples == 1
     with pytest.raises(ConfigError, match="did you mean steps"):
         replace(config, step=5)

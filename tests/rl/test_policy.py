@@ -4,6 +4,7 @@ import torch
 
 import rl.policy
 from model.checkpoint import CheckpointError, save_adapter, save_folder
+from rl import cli
 from rl.config import ConfigError, load_config, replace
 from rl.policy import load_policy, make_policy, resume_policy
 from rl.run import Run
@@ -42,7 +43,7 @@ def test_targets_that_the_model_lacks():
         make_policy(replace(CONFIG, lora_targets=("out_proj",)), adapter=True)
 
 
-def test_an_adapter_that_a_run_has_trained(tmp_path):
+def test_an_adapter_that_a_run_has_trained(tmp_path, monkeypatch):
     """By imitation; GRPO goes on from it in the same run folder, or in another run that names the folder."""
     model = make_policy(CONFIG)
     save_folder(model.model, tmp_path / "model")
@@ -50,18 +51,34 @@ def test_an_adapter_that_a_run_has_trained(tmp_path):
     config = replace(CONFIG, model=str(tmp_path / "model"))
     run = Run.open(config, tmp_path)
     policy = changed(make_policy(config, config.model, adapter=True))
-    base = run.save("sft", 7, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+    def keep(stage, step, **state):
+        return run.save(stage, step, {}, state, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+
+    half = keep("sft", 6, stopped=False)
+    with pytest.raises(ConfigError, match="not over, only at step 6; let it end, or say --adapter=.*/sft-000006"):
+        make_policy(replace(config, adapter=str(run.folder)), config.model, adapter=True)
+    assert first(make_policy(replace(config, adapter=str(half.folder)), config.model, adapter=True)) == 1
+    base = keep("sft", 7, stopped=True)
     here, there = resume_policy(config, base, None, adapter=True), make_policy(
         replace(config, adapter=str(run.folder)), config.model, adapter=True)
     assert first(here) == first(there) == 1 and here.base == config.model
     assert here.sampler.version == 0
     with torch.no_grad():
+        policy.adapter.parameters()[0].fill_(8)
+    named = keep("grpo", 2)
+    with torch.no_grad():
         policy.adapter.parameters()[0].fill_(9)
-    last = run.save("grpo", 3, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
-    resumed = resume_policy(config, base, last, adapter=True)
+    last = keep("grpo", 3)
+    resumed = resume_policy(replace(config, adapter="gone since"), base, last, adapter=True)
     assert first(resumed) == 9 and resumed.sampler.version == 3
     run.close()
     assert first(load_policy(run.folder)) == 9 and first(load_policy(run.folder, "sft")) == 1
+    assert first(load_policy(named.folder)) == 8 and first(load_policy(base.folder)) == 1
+    monkeypatch.chdir(named.folder.parent)
+    opened = cli.open_policy(named.folder.name)
+    assert opened.sampler.version == 2 and first(opened) == 8
+    assert opened.config.chat == "compact", "by the run's settings"
+    assert cli.open_world(named.folder.name).__name__ == config.env
 
 
 def test_with_vllm_the_trainers_weights_wait_in_cpu_memory(tmp_path, monkeypatch):

@@ -191,8 +191,14 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path):
     assert names(run.folder / "checkpoints") == ["grpo-000005"]
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "trainer/optimizer.safetensors", "state.json"])
-def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file):
+@pytest.mark.parametrize("file, left", [
+    ("adapter_model.safetensors", -5), ("trainer/optimizer.safetensors", -5), ("state.json", -5),
+    ("adapter_model.safetensors", None), ("trainer/optimizer.safetensors", None)])
+def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file, left):
+    """Cut by some bytes, or wholly missing (None)."""
+    def damage(path):
+        path.unlink() if left is None else path.write_bytes(path.read_bytes()[:left])
+
     def fill(folder):
         write_safetensors({"a": torch.ones(9)}, folder / "adapter_model.safetensors")
 
@@ -200,13 +206,11 @@ def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file):
     for stage, step in (("sft", 9), ("grpo", 1), ("grpo", 2)):
         run.save(stage, step, {"optimizer": {"a": torch.ones(9)}}, {"step": step}, fill)
     run.close()
-    path = run.folder / "checkpoints" / "grpo-000002" / file
-    path.write_bytes(path.read_bytes()[:-5])
+    damage(run.folder / "checkpoints" / "grpo-000002" / file)
     run = Run.open(settings(), tmp_path)
     assert run.latest().step == 1 and "damaged-grpo-000002" in capsys.readouterr().out
     run.close()
-    path = run.folder / "checkpoints" / "sft-000009" / file
-    path.write_bytes(path.read_bytes()[:-5])
+    damage(run.folder / "checkpoints" / "sft-000009" / file)
     with pytest.raises(RunError, match="sft-000009: cannot be read .*--new"):
         Run.open(settings(), tmp_path)
 

@@ -8,8 +8,8 @@ import train
 from model import budget
 from model.qwen import ModelConfig
 from rl.config import load_config, replace
-from rl.episode import Episode
 from rl.ledger import Ledger, against_plan, flops
+from rl.rollout import new_episodes
 from rl.sampler import make_seed
 from rl.tasks import TaskStream
 
@@ -30,18 +30,15 @@ class Player:
     def __init__(self, mixed=0.5):
         self.mixed, self.diary, self.model, self.sampler = mixed, [], SimpleNamespace(config=SHAPE), self
 
-    def play(self, tasks, samples, key, progress=None):
-        self.diary.append(f"play {len(tasks)}")
-        episodes = []
-        for group, task in enumerate(tasks):
-            mixed = make_seed(*key, task.id) % 1000 < 1000 * self.mixed
-            for sample in range(samples):
-                episode = Episode(task, make_seed(*key, task.id, sample), group, sample, version=0)
-                episode.append([1, 2, 3])
-                episode.append([4] * (2 + sample), [-0.5] * (2 + sample))
-                episode.end("answer")
-                episode.reward = float(mixed and sample == 0)
-                episodes.append(episode)
+    def play(self, tasks, samples, key, progress=None, first=0):
+        self.diary.append(f"play {len(tasks) - first}")
+        episodes = new_episodes(tasks, samples, *key)[first * samples:]
+        for episode in episodes:
+            mixed = make_seed(*key, episode.task.id) % 1000 < 1000 * self.mixed
+            episode.append([1, 2, 3])
+            episode.append([4] * (2 + episode.sample), [-0.5] * (2 + episode.sample))
+            episode.end("answer")
+            episode.reward = float(mixed and episode.sample == 0)
         return episodes
 
     def upload(self):
@@ -85,9 +82,9 @@ class Disk:
         self.episodes = episodes
 
 
-def step_of(config, policy, step=1):
+def step_of(config, policy, step=1, mix=CONFIG.mix):
     pupil, disk = Pupil(policy.diary), Disk()
-    row = train.grpo_step(config, disk, policy, pupil, stream(), step)
+    row = train.grpo_step(config, disk, policy, pupil, TaskStream(mix, CONFIG.split, CONFIG.seed), step)
     return row, pupil, disk
 
 
@@ -115,6 +112,19 @@ def test_the_cap_on_drawn_tasks(mixed, drawn, kept):
     assert len(pupil.batches) == 2
     found = sum(row["kept"].values())
     assert found == (len({e.group for e in disk.episodes if e.reward}) if kept is None else kept)
+
+
+def test_a_task_that_comes_again_has_other_luck():
+    """Also in a later round of dynamic sampling; the seeds of distinct tasks come from task and sample alone."""
+    _, _, disk = step_of(replace(CONFIG, mix={"L0": 3}, max_drawn=14), Player(0.0), mix={"L0": 3})
+    drawn = [disk.episodes[i:i + 3] for i in range(0, len(disk.episodes), 3)]
+    assert len({group[0].task.id for group in drawn}) == 3 and len(drawn) == 14
+    assert len({e.seed for e in disk.episodes}) == len(disk.episodes)
+    seen = set()
+    for group in drawn:
+        plain = [make_seed(CONFIG.seed, "grpo", 1, group[0].task.id, sample) for sample in range(3)]
+        assert ([e.seed for e in group] == plain) == (group[0].task.id not in seen)
+        seen.add(group[0].task.id)
 
 
 def test_what_a_step_draws_depends_on_seed_and_step_alone():
