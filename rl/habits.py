@@ -16,7 +16,7 @@ HABITS = {  # count: (what its share says, the count that it is a share of)
     "answered": ("episodes that end with an answer", "episodes"),
     "by_name": ("paths asked for to a region by name", "paths"),
     "kept_out": ("paths that keep out of every locked door", "locked"),
-    "repeated": ("calls made before in the episode", "calls"),
+    "repeated": ("calls repeated within the episode", "calls"),
     "errors": ("calls answered by an error", "calls"),
 }
 LATE = 1.0  # seconds by which a model may round the time at which it goes on

@@ -2,8 +2,8 @@
 
 Each block of data is JSON, deflated and in base64, in a <script> of its own that the browser does not read before it
 is asked for. "main" holds the reports, an index of all episodes and the names of the tokens; "g0", "g1", ... a group
-each: the task, the prompt once, and of each episode what was said and sampled, the calls with the paths they found,
-and of its answer when each formula turns true.
+each: the task, the prompt once, and of each episode what was said and sampled, the path so far at each call, the
+answer, and when each formula turns true on these paths.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rl.episode import Episode
 from rl.habits import uses
-from rl.report import failure, sections
+from rl.report import FAILURES, SERIES, failure, sections
 from rl.run import latest_checkpoint, read_episodes, read_rows, read_settings
 from stl.formula import And, Or, children
 from stl.monitor import truth_if_stopped
@@ -26,6 +26,7 @@ from stl.world import Task
 MOST = 2000  # episodes of a page; of longer runs whole steps are left out, evenly
 TEMPLATE = Path(__file__).with_name("viewer.html")
 MARK = "<!-- data -->"
+FIELDS = ("chunk", "place", "run", "step", "level", "task", "sample", "reward", "outcome", "ending", "turns", "tokens")
 
 
 def steps_shown(folder: str | Path, first: int = 1, last: int | None = None, most: int = MOST) -> list[Path]:
@@ -96,14 +97,19 @@ def write(path: str | Path, reports: Sequence[dict], groups: Iterable[tuple], ch
             for place, episode in enumerate(group):
                 ids.setdefault(name, set()).update(episode.ids)
                 index.append([number, place, name, step, episode.task.level or "none", episode.task.id, episode.sample,
-                              episode.reward, failure(episode), episode.ending, episode.turns, episode.sampled])
+                              episode.reward, _outcome(episode), episode.ending, episode.turns, episode.sampled])
         names = {name: {token: _spelling(chat, token) for token in sorted(ids.get(name, ()))}
                  for name, chat in chats.items()}
         shown = [{key: report[key] for key in ("name", "course", "held_out")} | {"sections": sections(report)}
                  for report in reports]
-        file.write(_block("main", {"reports": shown, "index": index, "names": names}) + after)
+        main = {"reports": shown, "series": SERIES, "fields": FIELDS, "index": index, "names": names}
+        file.write(_block("main", main) + after)
     temporary.replace(path)
     return {"episodes": len(index), "bytes": Path(path).stat().st_size}
+
+
+def _outcome(episode: Episode) -> str:
+    return FAILURES.get(kind, kind) if (kind := failure(episode)) else "success"
 
 
 def _block(name: str, data: dict) -> str:
@@ -151,4 +157,15 @@ def _episode(task: Task | None, episode: Episode, start: int, gain: float | None
         "problems": [[problem.kind, problem.text, problem.segment] for problem in episode.verdict.violations[:20]]}
     return {"said": said, "ids": episode.ids[start:], "runs": lengths, "logprobs": chosen, "gain": gain,
             "verdict": verdict, "answer": answer, "truth": truth_if_stopped(task, answer) if answer else None,
-            "uses": [[use.turn, use.name, use.path, use.after] for use in uses(episode)]}
+            "uses": _ways(task, episode)}
+
+
+def _ways(task: Task | None, episode: Episode) -> list[list]:
+    """Of each call its turn and name, the path so far, the place in it where the call's own path begins, and when each
+    formula holds on it."""
+    found, ways = [], []
+    for use in uses(episode):
+        before = [] if use.after is None else ways[use.after]
+        ways.append(way := [row for row in before if use.path and row[0] < use.path[0][0]] + use.path)
+        found.append([use.turn, use.name, way, len(way) - len(use.path), truth_if_stopped(task, way) if way else None])
+    return found

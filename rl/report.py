@@ -24,8 +24,7 @@ SERIES = {  # of the training steps, over which a report follows them: (stage, f
     "sampled tokens an episode": ("grpo", "tokens", False), "turns an episode": ("grpo", "turns", False),
     "share of episodes truncated": ("grpo", "truncated", True),
     "share of episodes without an answer": ("grpo", "unanswered", True), "gradient norm": ("grpo", "grad_norm", False),
-    "imitation: loss, nats a token": ("sft", "loss", False),
-    "imitation: entropy, nats a token": ("sft", "entropy", False),
+    "loss, nats a token": ("sft", "loss", False), "entropy, nats a token": ("sft", "entropy", False),
 }
 PANELS = {  # of the picture of a run's curves: {stage: {title: {line: figure of `course`}}}
     "sft": {"loss, nats a token": {"training": "loss", "held out": "held_out_loss"},

@@ -17,6 +17,7 @@ from rl.chat import CompactChat, QwenChat
 from rl.config import load_config
 from rl.episode import Episode
 from rl.grpo import advantages
+from rl.habits import uses
 from rl.page import MARK, TEMPLATE, _spelling, eval_groups, steps_shown, write
 from rl.report import combine, load, of_rows, sections, side_by_side, summarize
 from rl.run import Run, read_episodes
@@ -192,9 +193,18 @@ def test_the_page_holds_the_episodes(folder, tmp_path):
         if episode.ending == "answer":
             assert [bool(spans) and spans[-1][1] == found["answer"][-1][0] for spans in found["truth"]] == \
                 found["verdict"]["clauses"] == check(episode.task, found["answer"]).clauses
+        assert_paths_so_far(episode, found["uses"])
     names = data["main"]["names"][str(folder)]
     shown = "".join(names[str(token)] for token in episodes[0].ids)
     assert " ".join(shown.split()) == " ".join(chat.text(episodes[0].ids).split())
+
+
+def assert_paths_so_far(episode: Episode, found: list) -> None:
+    for (turn, name, way, begin, truth), use in zip(found, uses(episode), strict=True):
+        assert (turn, name, way[begin:]) == (use.turn, use.name, use.path)
+        verdict = check(episode.task, way or [[0, *episode.task.robot.start]])
+        assert not way or not {"format", "speed"} & {problem.kind for problem in verdict.violations}
+        assert not way or [bool(spans) and spans[-1][1] == way[-1][0] for spans in truth] == verdict.clauses
 
 
 def test_tokens_are_spelt_as_they_read(qwen_folder):
@@ -343,6 +353,8 @@ def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     view.keyboard.press("[")  # the path so far at the last leg's call is that of the answer
     number = view.evaluate("call")
     assert view.evaluate("path") == way.tolist() and f"call {number + 1} of" in view.inner_text("#which")
+    view.evaluate(f"setTime({end})")
+    assert set(view.evaluate("[...document.querySelectorAll('.mark')].map(mark => mark.textContent)")) == {"✓"}
     view.evaluate("choose(0)")
     first = view.evaluate("episode.uses[0][2]")
     assert view.evaluate("path") == first and view.evaluate("document.querySelector('.call.shown').id") == "call0"
@@ -388,6 +400,11 @@ def test_nothing_is_wider_than_the_window(browser, folder, tmp_path, width):
                 page.click(selector)
                 page.wait_for_timeout(200)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, selector
+        assert page.evaluate("document.getElementById('tokens').getBoundingClientRect().bottom") < 800
+        page.click("#to-talk")
+        page.click(".call button")
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.getElementById('map').getBoundingClientRect().top") > 0
 
 
 @pytest.mark.slow
