@@ -43,7 +43,8 @@ def stop() -> None:
     """Leave the other ranks, at a run's end: a process that ends with the group open may die of it."""
     if ranks() > 1:
         torch_dist.barrier()
-        torch_dist.destroy_process_group()
+        if "vllm" not in sys.modules:  # whose engine ends the group with itself, and fails if it is gone
+            torch_dist.destroy_process_group()
 
 
 def rank() -> int:
