@@ -1,5 +1,6 @@
 """What several benchmarks share: a small Qwen3.5 of ours and of transformers, shapes of real episodes, time, memory."""
 
+import argparse
 import ctypes
 import gc
 import importlib.util
@@ -21,6 +22,17 @@ from model.lora import TARGETS
 from model.qwen import ModelConfig, Qwen
 
 SHAPES = "expert conversations of the RL mix"
+VOCABULARY = 2048  # gives a small model's head about the share of the work that it has in the 9B
+
+
+def options(doc: str, rounds: int) -> argparse.ArgumentParser:
+    """The arguments that the benchmarks of a small model share."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--scale", type=int, default=32, help="divide real lengths by this")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--vocabulary", metavar="FOLDER", help="of the lengths (default: Qwen3.5's)")
+    return parser
 
 
 def small_config(width: int, vocabulary: int = 1000) -> ModelConfig:

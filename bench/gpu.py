@@ -1,8 +1,8 @@
 """The trainer's phases on a 9B-shaped model on a GPU: memory against the plan, tokens a second, share of the peak.
 
-    python bench/gpu.py                         # 32,768 tokens, LoRA 64; needs 45 GiB, and 20 of main memory
+    python bench/gpu.py                         # 32,768 tokens, LoRA 64; needs 45 GiB, and 20 of main memory; minutes
     python bench/gpu.py --lengths 8192,12288,4096,8192
-    python bench/gpu.py --small                 # a tiny model, also on a CPU: does it run?
+    python bench/gpu.py --small                 # a tiny model, also on a CPU, in ten seconds: does it run?
 
 Weights are random: speed does not depend on them. First each fast kernel that is installed is checked against plain
 torch, forward and backward. Then come the phases of a GRPO step but for sampling, by the trainer's own code: the frozen

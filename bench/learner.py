@@ -10,14 +10,13 @@ peft, shuffled, split and padded as it does that; neither side has layer checkpo
 and tool texts among them.
 """
 
-import argparse
 import sys
 import tempfile
 import warnings
 from types import SimpleNamespace
 
 import torch
-from common import SHAPES, in_turns, peak, shapes, small_config, theirs, tokens, with_peft
+from common import SHAPES, VOCABULARY, in_turns, options, peak, shapes, small_config, theirs, tokens, with_peft
 
 from model.lora import Adapter, attach
 from model.optim import AdamW
@@ -26,7 +25,6 @@ from rl.config import Config
 from rl.episode import Episode
 from rl.learner import Learner
 
-VOCABULARY = 2048  # gives the head about the share of the work that it has in the 9B
 GROUP = 8
 CLIP, LR = (0.2, 0.28), 1e-5
 
@@ -117,14 +115,10 @@ def their_batch(episodes: list[Episode], found: list, advantages: list[float], o
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=256)
+    parser = options(__doc__, rounds=3)
     parser.add_argument("--episodes", type=int, default=64, help="a multiple of --rows and of 8")
-    parser.add_argument("--scale", type=int, default=32, help="divide real lengths by this")
     parser.add_argument("--rows", type=int, default=4, help="episodes in one of trl's micro-batches (default 4)")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocabulary", metavar="FOLDER", help="of the lengths (default: Qwen3.5's)")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     found, generator = shapes(args.episodes, args.scale, args.vocabulary), torch.Generator().manual_seed(0)

@@ -1,4 +1,6 @@
-"""What merging an adapter into bfloat16 weights costs: python bench/merge.py [--size 1024] [--rank 16]
+"""What merging an adapter into bfloat16 weights costs.
+
+    python bench/merge.py                 # a layer of 1024 x 1024 with rank 16, on the CPU, some seconds
 
 For sizes of B·A relative to W from 1e-5 to 1e-2, three ways to sample with it: the adapter beside W (its factors in
 bfloat16), the sum rounded to nearest, and the sum rounded at random. Of the change that the weights then carry:

@@ -9,11 +9,10 @@ The decoder alone is timed: the head is the same product for both. Rows are equa
 padded there and packed here. Only real tokens count. The two take turns; the figure is the median of the rounds.
 """
 
-import argparse
 import sys
 
 import torch
-from common import SHAPES, in_turns, shapes, small_config, theirs, tokens, with_peft
+from common import SHAPES, in_turns, options, shapes, small_config, theirs, tokens, with_peft
 
 from model.lora import attach
 from model.qwen import Qwen
@@ -47,13 +46,9 @@ def compare(ours: Qwen, theirs, lengths: list[int], rounds: int, device: str) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=256)
+    parser = options(__doc__, rounds=5)
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--scale", type=int, default=32, help="divide real lengths by this")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--vocabulary", metavar="FOLDER", help="of the lengths (default: Qwen3.5's)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     args = parser.parse_args()

@@ -10,17 +10,14 @@ kept (every eighth episode). The rate is sampled tokens a second, against the fa
 generate returns ids alone.
 """
 
-import argparse
 import sys
 import warnings
 
 import torch
-from common import SHAPES, in_turns, peak, shapes, small_config, theirs, tokens
+from common import SHAPES, VOCABULARY, in_turns, options, peak, shapes, small_config, theirs, tokens
 
 from model.qwen import Qwen
 from rl.sampler_torch import TorchSampler
-
-VOCABULARY = 2048  # gives the head about the share of the work that it has in the 9B
 
 
 def ours(model: Qwen, talks: list[list[list[int]]], slots: int) -> list[list[int]]:
@@ -93,13 +90,9 @@ def one_by_one(model, talks: list[list[list[int]]]) -> list[list[int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=256)
+    parser = options(__doc__, rounds=3)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64, help="episodes at one time, on both sides (default 64)")
-    parser.add_argument("--scale", type=int, default=32, help="divide real lengths by this")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocabulary", metavar="FOLDER", help="of the lengths (default: Qwen3.5's)")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     found, generator = shapes(args.episodes, args.scale, args.vocabulary), torch.Generator().manual_seed(0)

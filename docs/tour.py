@@ -95,6 +95,7 @@ def words(policy: Policy, ids: list[int]) -> str:
 def opening(task: Task) -> str:
     data = {key: value for key, value in task.to_json().items() if key not in ("witness", "plan")}
     lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
+    visit = [f"{f.arg.region} at some time from {f.a:g} s to {f.b:g} s" for f in task.formulas]
     return f"""
 # One task, from JSON to a changed policy
 
@@ -108,8 +109,8 @@ known solution:
 
 {block("{" + lines + "}")}
 
-A square robot of half-width {task.robot.half_width} has to be inside {task.spec[0][-2]} at some time of one window, and
-inside {task.spec[1][-2]} at some time of another.
+A square robot of half-width {task.robot.half_width} m, at most {task.robot.v_max:g} m/s fast, has to be inside {visit[0]},
+and inside {visit[1]}, clear of the obstacles all the time.
 
 ## 2. The prompt
 
