@@ -109,8 +109,8 @@ known solution:
 
 {block("{" + lines + "}")}
 
-A square robot of half-width {task.robot.half_width} m, at most {task.robot.v_max:g} m/s fast, has to be inside {visit[0]},
-and inside {visit[1]}, clear of the obstacles all the time.
+A square robot of half-width {task.robot.half_width} m, at most {task.robot.v_max:g} m/s fast, has to be inside
+{visit[0]}, and inside {visit[1]}, clear of the obstacles all the time.
 
 ## 2. The prompt
 
