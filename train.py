@@ -87,7 +87,7 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
             print(f"{folder} is finished: curves in {folder}/curves.png; give --new for another run")
             return
         print(f"{folder}: {config.about}" if config.about else folder, flush=True)
-        if config.sft_steps or config.sft_file:
+        if config.imitates:
             imitate(config, run)
         if config.steps:
             if config.device == "cuda":

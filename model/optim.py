@@ -1,10 +1,8 @@
-"""AdamW and Muon with their state in CPU memory, gradient clipping, and weights that take turns on the device.
+"""AdamW and Muon with their state in CPU memory, and weights that take turns on the device.
 
 While the sampler has the GPU, the trainer's weights and optimizer state wait in (pinned) CPU memory. The state visits
 the device for one parameter at a time inside step(); frozen weights are uploaded for the update and dropped after it.
 """
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +14,11 @@ class StateError(ValueError):
     """A stored state is not one of these parameters: the message names what does not fit."""
 
 
-def clip_grad_norm(params: list[Tensor], max_norm: float | None) -> float:
-    """Scale the gradients in place to a joint 2-norm of at most `max_norm` (None: leave them); the norm before."""
-    return float(nn.utils.clip_grad_norm_(params, math.inf if max_norm is None else max_norm))
-
-
 class _Optimizer:
     """What both optimizers share: the parameters, their state on the CPU, checkpoints, and the schedule of the rate."""
 
-    def __init__(self, params: list[Tensor], lr: float, weight_decay: float, state_names: tuple[str, ...]):
-        self.params, self.lr, self.base_lr, self.weight_decay = list(params), lr, lr, weight_decay
+    def __init__(self, params: list[Tensor], lr: float, state_names: tuple[str, ...]):
+        self.params, self.lr, self.base_lr = list(params), lr, lr
         self.steps = 0
         if any(p.dtype != torch.float32 for p in self.params):
             raise ValueError("an optimizer's parameters must be fp32 masters")
@@ -60,8 +53,8 @@ class AdamW(_Optimizer):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101). On the CPU equal to torch.optim.AdamW to the bit."""
 
     def __init__(self, params: list[Tensor], lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
-        super().__init__(params, lr, weight_decay, ("exp_avg", "exp_avg_sq"))
-        self.betas, self.eps = betas, eps
+        super().__init__(params, lr, ("exp_avg", "exp_avg_sq"))
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
     @torch.no_grad()
     def step(self) -> None:
@@ -88,8 +81,8 @@ class Muon(_Optimizer):
     The step of a matrix [m, n] is scaled by sqrt(max(1, m / n)). ValueError for a parameter that is no matrix.
     """
 
-    def __init__(self, params: list[Tensor], lr=0.02, momentum=0.95, weight_decay=0.0):
-        super().__init__(params, lr, weight_decay, ("momentum",))
+    def __init__(self, params: list[Tensor], lr=0.02, momentum=0.95):
+        super().__init__(params, lr, ("momentum",))
         if odd := [list(p.shape) for p in self.params if p.ndim != 2]:
             raise ValueError(f"Muon takes matrices, not a parameter of shape {odd[0]}")
         self.momentum = momentum
@@ -104,7 +97,6 @@ class Muon(_Optimizer):
             momentum = momentum_cpu.to(p.device).lerp_(p.grad, 1 - self.momentum)
             momentum_cpu.copy_(momentum)
             update = orthogonalise(p.grad.lerp(momentum, self.momentum))
-            p.mul_(1 - self.lr * self.weight_decay)
             p.add_(update, alpha=-self.lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 

@@ -154,13 +154,26 @@ class Config:
             check_mix(field, getattr(self, field), levels)
         if self.split in ("", "eval"):
             raise ConfigError(f"split = {self.split!r}: any other name, such as 'rl'; the tasks of 'eval' are held out")
-        if self.steps and self.tasks_per_step < self.optimizer_steps:
-            raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
-                              f"({self.tasks_per_step})")
-        if self.steps and self.samples < 2:
-            raise ConfigError("samples = 1: GRPO compares a task's samples with each other, so at least 2")
-        if self.dynamic_sampling and self.max_drawn < self.tasks_per_step:
-            raise ConfigError(f"max_drawn = {self.max_drawn}: at least tasks_per_step ({self.tasks_per_step})")
+        if len(self.teacher_prices) != 3 or not all(isinstance(p, int | float) and p >= 0 for p in self.teacher_prices):
+            raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
+                              "and output")
+        if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
+            raise ConfigError(f"betas = {self.betas!r}: give two, each at least 0 and below 1")
+        try:
+            check_targets(self.lora_targets)
+        except (ValueError, TypeError) as error:  # the latter: something else than names
+            raise ConfigError(f"lora_targets: {error}") from None
+        self._check_stages()
+        if self.sampler == "vllm":
+            self._check_vllm()
+
+    @property
+    def imitates(self) -> bool:
+        """Whether there is a supervised stage."""
+        return bool(self.sft_steps or self.sft_file)
+
+    def _check_stages(self) -> None:
+        """Raise ConfigError for settings that do not go together."""
         if not self.model and self.architecture is None:
             raise ConfigError("model = '': give a folder with weights, or `architecture` for a random model")
         if self.sft_steps and not self.sft_tasks and not self.sft_file:
@@ -169,25 +182,21 @@ class Config:
             raise ConfigError(f"sft_file = {self.sft_file!r}: conversations are collected in the STL world only")
         if self.sft_patience and not (self.sft_held_out and self.sft_eval_every):
             raise ConfigError("sft_patience: measures the held-out loss, so give sft_held_out and sft_eval_every too")
-        if self.sft_optimizer == "muon" and self.model and (self.sft_steps or self.sft_file):
+        if self.imitates and self.model and self.sft_optimizer == "muon":
             raise ConfigError("sft_optimizer = 'muon': is for all weights of a random model; an adapter takes 'adamw'")
-        if len(self.teacher_prices) != 3 or not all(isinstance(p, int | float) and p >= 0 for p in self.teacher_prices):
-            raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
-                              "and output")
-        if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
-            raise ConfigError(f"betas = {self.betas!r}: give two, each at least 0 and below 1")
-        if (self.sft_steps or self.sft_file) and not self.model and self.dtype != "float32":
+        if self.imitates and not self.model and self.dtype != "float32":
             raise ConfigError(f"dtype = {self.dtype!r}: all weights of a random model are trained in 'float32'")
-        if self.sampler == "vllm":
-            self._check_vllm()
-        try:
-            check_targets(self.lora_targets)
-        except (ValueError, TypeError) as error:  # the latter: something else than names
-            raise ConfigError(f"lora_targets: {error}") from None
+        if self.steps and self.samples < 2:
+            raise ConfigError("samples = 1: GRPO compares a task's samples with each other, so at least 2")
+        if self.steps and self.tasks_per_step < self.optimizer_steps:
+            raise ConfigError(f"optimizer_steps = {self.optimizer_steps}: groups stay whole, so at most tasks_per_step "
+                              f"({self.tasks_per_step})")
+        if self.dynamic_sampling and self.max_drawn < self.tasks_per_step:
+            raise ConfigError(f"max_drawn = {self.max_drawn}: at least tasks_per_step ({self.tasks_per_step})")
 
     def _check_vllm(self) -> None:
         """Raise ConfigError for what vLLM cannot do, or would do wrongly without a word."""
-        if not self.model and not self.sft_steps and not self.sft_file:
+        if not self.model and not self.imitates:
             raise ConfigError("model = '': sampler = 'vllm' reads its weights from a folder; give one")
         if self.sync == "merged" and self.sleep_level != 1:
             raise ConfigError(f"sleep_level = {self.sleep_level}: sync = 'merged' is sound with 1 only")
@@ -243,11 +252,16 @@ def nearest(name: str, known) -> str:
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known[:20])}{more}"
 
 
+def kinds(field: dataclasses.Field) -> tuple[type, ...]:
+    """The types that a field's value may have: (float, NoneType) for float | None, (tuple,) for tuple[str, ...]."""
+    if typing.get_origin(field.type) is tuple:
+        return (tuple,)
+    return typing.get_args(field.type) or (field.type,)
+
+
 def read_value(field: dataclasses.Field, text: str):
     """The value that `text` (of --key=value) stands for, of the field's type. Raises ConfigError."""
-    kinds = typing.get_args(field.type) if typing.get_origin(field.type) is not tuple else (field.type,)
-    kinds = kinds or (field.type,)
-    if str in kinds:
+    if str in kinds(field):
         return text
     try:
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
@@ -263,13 +277,12 @@ def describe(field: dataclasses.Field) -> str:
 
 def coerce(field: dataclasses.Field, value):
     """`value` if it has the field's type (an int may stand for a float, a list for a tuple); else ConfigError."""
-    kinds = typing.get_args(field.type) if typing.get_origin(field.type) is not tuple else ()
-    kinds = kinds or (typing.get_origin(field.type) or field.type,)
-    if isinstance(value, (list, tuple)) and tuple in kinds:
+    allowed = kinds(field)
+    if isinstance(value, list) and tuple in allowed:
         return tuple(value)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kinds) or isinstance(value, bool) and bool not in kinds:
+    if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
         raise ConfigError(f"{field.name} = {value!r}: must be {describe(field)}")
     return value
 
@@ -277,13 +290,15 @@ def coerce(field: dataclasses.Field, value):
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
+def field_of(key: str) -> dataclasses.Field:
+    if key not in FIELDS:
+        raise ConfigError(f"unknown setting {key!r}{nearest(key, FIELDS)}")
+    return FIELDS[key]
+
+
 def replace(config: Config, **changes) -> Config:
     """A copy of `config` with some fields changed. Raises ConfigError on an unknown field or a wrong value."""
-    for key, value in changes.items():
-        if key not in FIELDS:
-            raise ConfigError(f"unknown setting {key!r}{nearest(key, FIELDS)}")
-        changes[key] = coerce(FIELDS[key], value)
-    return dataclasses.replace(config, **changes)
+    return dataclasses.replace(config, **{key: coerce(field_of(key), value) for key, value in changes.items()})
 
 
 def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
@@ -317,12 +332,10 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
     changes = {}
     for item in overrides:
         key, equals, text = item.removeprefix("--").partition("=")
-        key = key.replace("-", "_")
-        if key not in FIELDS:
-            raise ConfigError(f"unknown setting {key!r}{nearest(key, FIELDS)}")
+        field = field_of(key.replace("-", "_"))
         if not equals:
-            raise ConfigError(f"{item}: write --{key}=VALUE")
-        changes[key] = read_value(FIELDS[key], text)
+            raise ConfigError(f"{item}: write --{field.name}=VALUE")
+        changes[field.name] = read_value(field, text)
     return replace(config, **changes)
 
 
@@ -332,7 +345,7 @@ def to_json(config: Config) -> dict:
 
 def from_json(data: dict) -> Config:
     """The Config that to_json wrote. Raises ConfigError."""
-    unknown = [key for key in data if key not in FIELDS]
-    if unknown:
-        raise ConfigError(f"config.json: unknown setting {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
-    return Config(**{key: coerce(FIELDS[key], value) for key, value in data.items()})
+    try:
+        return Config(**{key: coerce(field_of(key), value) for key, value in data.items()})
+    except ConfigError as error:
+        raise ConfigError(f"config.json: {error}") from None

@@ -115,14 +115,14 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
     layers = shape.layers.index("full_attention") + 1  # the first ones, of all kinds
     shape = dataclasses.replace(shape, **SMALL, num_hidden_layers=layers, layer_types=shape.layer_types[:layers],
                                 vocab_size=chat.size)
-    imitates = bool(config.sft_steps or config.sft_file)
     changes = {"name": "dry-run", "model": "", "adapter": "", "architecture": shape.to_json(), "sampler": "script",
                "chat": kind, "device": "cpu", "dtype": "float32", "lora_rank": 4,
                "mix": dict.fromkeys(levels, -(-16 // len(levels))), "eval_mix": dict.fromkeys(held, 1),
                "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
-               "sft_steps": 2 * imitates, "sft_tasks": 4 * imitates, "sft_batch": 2, "sft_file": "", "sft_patience": 0,
-               "sft_eval_every": 0, "steps": 3 if config.steps else 0, "tasks_per_step": len(EPISODES), "eval_every": 2,
-               "samples": len(EPISODES[0]), "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100,
+               "sft_steps": 2 * config.imitates, "sft_tasks": 4 * config.imitates, "sft_batch": 2, "sft_file": "",
+               "sft_patience": 0, "sft_eval_every": 0, "steps": 3 if config.steps else 0,
+               "tasks_per_step": len(EPISODES), "eval_every": 2, "samples": len(EPISODES[0]),
+               "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100,
                "max_drawn": 3 * len(EPISODES), "tool_workers": min(1, config.tool_workers)}
     model = Qwen.random(shape, seed=0)
     if config.adapter:

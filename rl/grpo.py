@@ -78,14 +78,13 @@ def token_weights(counts: Sequence[int], aggregation: str = "token", max_tokens:
     return [1 / (episodes * max_tokens) if count else 0.0 for count in counts]
 
 
-def mismatch(new: Tensor, sampler: Tensor, mask: Tensor | None = None) -> dict[str, float]:
-    """How far the trainer's log-probs are from the sampler's over masked tokens, with d = new - sampler.
+def mismatch(new: Tensor, sampler: Tensor) -> dict[str, float]:
+    """How far the trainer's log-probs of some tokens are from the sampler's, with d = new - sampler.
 
     "mean" and "max" of |d|, and "k3", the mean of exp(d) - 1 - d: an unbiased, never negative estimate of
     KL(sampler || trainer) (Schulman 2020, "Approximating KL divergence"). All 0 without tokens.
     """
     d = (new.double() - sampler.double()).detach()
-    d = d if mask is None else d[mask.bool()]
     if d.numel() == 0:
         return {"mean": 0.0, "max": 0.0, "k3": 0.0}
     return {"mean": float(d.abs().mean()), "max": float(d.abs().max()), "k3": float((torch.expm1(d) - d).mean())}

@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from model.logprobs import token_logprobs
-from model.optim import clip_grad_norm
 from rl import dist
 from rl.grpo import clip_fractions, importance_weights, mismatch, token_loss, token_weights
 
@@ -196,7 +196,7 @@ class Learner:
         if not anything:
             return stats | {"skipped": 1}
         dist.sum_gradients(self.params)
-        stats["grad_norm"] = clip_grad_norm(self.params, self.config.grad_clip)
+        stats["grad_norm"] = float(clip_grad_norm_(self.params, self.config.grad_clip))
         if math.isfinite(stats["grad_norm"]):
             self.optimizer.step()
             stats["steps"] = 1

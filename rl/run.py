@@ -193,8 +193,6 @@ class Run:
     def read_episodes(self, step: int) -> list[Episode] | None:
         """The rollouts of `step` if they were finished, the same to the bit; else None."""
         path = self._episodes(step)
-        if not path.exists():
-            path = path.with_suffix("")  # as runs of old wrote it
         return read_episodes(path) if path.exists() else None
 
     def _episodes(self, step: int) -> Path:
@@ -204,18 +202,17 @@ class Run:
         """The settings change: the run is not finished, and rollouts not yet learnt from are to be made again."""
         (self.folder / "finished").unlink(missing_ok=True)
         last = self.latest("grpo")
-        for path in (self.folder / "episodes").glob("step-*.jsonl*"):
+        for path in (self.folder / "episodes").glob("step-*.jsonl.gz"):
             if last is None or int(path.name[5:11]) > last.step:
                 path.unlink()
 
 
 def read_episodes(path: str | Path) -> list[Episode]:
-    """The episodes of a file of a run folder, compressed or not. RunError if it is damaged."""
+    """The episodes of a file of a run folder. RunError if it is damaged."""
     folder = Path(path).parent.parent
     env = read_settings(folder).get("env", STL) if (folder / "config.json").exists() else STL
     try:
-        content = Path(path).read_bytes()
-        lines = (gzip.decompress(content) if Path(path).suffix == ".gz" else content).splitlines()
+        lines = gzip.decompress(Path(path).read_bytes()).splitlines()
         return [Episode.from_json(json.loads(line), env) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({error}); delete it, and its step is sampled again") from None

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from model.optim import AdamW, Chain, Muon, Weights, clip_grad_norm, orthogonalise
+from model.optim import AdamW, Chain, Muon, Weights, orthogonalise
 
 SHAPES = [(7, 5), (33,), (4, 3, 2), (1,)]
 
@@ -38,8 +38,8 @@ def test_adamw_equals_torch_to_the_bit_across_save_and_load(tmp_path, max_norm, 
         set_grads(ours, step)
         set_grads(theirs, step)
         if max_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-            assert clip_grad_norm(ours, max_norm) == float(norm)
+            for params in (ours, theirs):
+                torch.nn.utils.clip_grad_norm_(params, max_norm)
         optimizer.lr = reference.param_groups[0]["lr"] = 3e-3 * (1 - step / 50)
         optimizer.step()
         reference.step()
@@ -60,15 +60,6 @@ def test_parameters_without_gradient_are_left_alone():
     assert_equal(ours[1:], before[1:])
     optimizer.zero_grad()
     assert all(p.grad is None for p in ours)
-
-
-def test_clip_without_a_limit_only_measures():
-    params = make_params(SHAPES)
-    set_grads(params, 0)
-    before = [p.grad.clone() for p in params]
-    norm = clip_grad_norm(params, None)
-    assert norm == pytest.approx(torch.cat([g.flatten() for g in before]).norm().item(), rel=1e-6)
-    assert_equal([p.grad for p in params], before)
 
 
 def test_a_state_that_does_not_fit_is_refused():
@@ -98,8 +89,8 @@ def test_orthogonalise_keeps_the_singular_vectors_and_flattens_the_values(shape)
 def test_muon_equals_torch_to_the_rounding_of_its_bf16():
     shapes = [(24, 24), (40, 16), (24, 24), (16, 40)]
     ours, theirs = make_params(shapes), make_params(shapes)
-    options = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
-    optimizer, reference = Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    options = {"lr": 0.02, "momentum": 0.95}
+    optimizer, reference = Muon(ours, **options), torch.optim.Muon(theirs, weight_decay=0.0, **options)
     for step in range(10):
         set_grads(ours, step)
         set_grads(theirs, step)

@@ -1,5 +1,6 @@
 """The learner: packing, gradients that do not depend on it, dead groups, masks, and what is logged."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +81,7 @@ class NoStep:
 
 def probe_of(model, **changes):
     params = list(model.parameters())
-    return Learner(model, params, NoStep(params), settings(**({"grad_clip": None} | changes)))
+    return Learner(model, params, NoStep(params), settings(**({"grad_clip": math.inf} | changes)))
 
 
 def assert_close(ours, theirs, **tolerance):
@@ -338,7 +339,7 @@ def test_adapter_gradient_does_not_depend_on_packing(kind):
     for micro_tokens in (1, 30, 10_000):
         model, params = qwen(kind)
         base = {name: p.clone() for name, p in model.named_parameters()}
-        config = settings(micro_tokens=micro_tokens, grad_clip=None)
+        config = settings(micro_tokens=micro_tokens, grad_clip=math.inf)
         learner = Learner(model, params, NoStep(params), config, n_vocab=VOCAB)
         items = make_items()
         old = learner.old_logprobs(items, ADVANTAGES)
@@ -358,7 +359,7 @@ def test_gradient_checkpointing_changes_nothing(kind):
     for checkpointing in (False, True):
         model, params = qwen(kind)
         model.gradient_checkpointing = checkpointing
-        learner = Learner(model, params, NoStep(params), settings(grad_clip=None), n_vocab=VOCAB)
+        learner = Learner(model, params, NoStep(params), settings(grad_clip=math.inf), n_vocab=VOCAB)
         learner.grpo_step(make_items(), ADVANTAGES, drifted_old(make_items()))
         results.append(learner.optimizer.grads)
     assert_close(*results, atol=1e-7, rtol=1e-5)
