@@ -180,8 +180,9 @@ class Config:
             raise ConfigError("sft_tasks = 0: the supervised stage needs demonstrations, or set sft_steps = 0")
         if self.sft_file and self.env != STL:
             raise ConfigError(f"sft_file = {self.sft_file!r}: conversations are collected in the STL world only")
-        if self.sft_patience and not (self.sft_held_out and self.sft_eval_every):
-            raise ConfigError("sft_patience: measures the held-out loss, so give sft_held_out and sft_eval_every too")
+        if self.sft_patience and not (self.sft_file and self.sft_held_out and self.sft_eval_every):
+            raise ConfigError("sft_patience: goes by the loss on what is held out of sft_file, so give sft_file, "
+                              "sft_held_out and sft_eval_every too")
         if self.imitates and self.model and self.sft_optimizer == "muon":
             raise ConfigError("sft_optimizer = 'muon': is for all weights of a random model; an adapter takes 'adamw'")
         if self.imitates and not self.model and self.dtype != "float32":

@@ -10,7 +10,7 @@ from rl.env import open_env
 from rl.episode import Episode
 from rl.policy import Policy
 from rl.run import Checkpoint
-from rl.tasks import demonstrations
+from rl.tasks import demonstrations, reserved
 from rl.teacher import read_conversations
 
 
@@ -18,14 +18,16 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
     """What the supervised stage learns from, and what it keeps back to measure the loss on.
 
     Of config.sft_file: only successes (or as sft_failures says), in the student's own tokens, and within its budget.
-    Says what is left out. Raises ConfigError if nothing is left, or a held-out task is in the file.
+    Says what is left out. Raises ConfigError if nothing is left, or a task of `tasks` or of the evaluation or RL sets
+    is in the file.
     """
     if not config.sft_file:
         return [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)], []
-    found, left_out, examined = [], Counter(), {task.hash() for task in tasks}
+    found, left_out, taken = [], Counter(), reserved() | {task.hash(): task.id for task in tasks}
     for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
-        if row["hash"] in examined:
-            raise ConfigError(f"sft_file = {config.sft_file!r}: has the held-out task {row['id']}")
+        if row["hash"] in taken:
+            raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation or "
+                              f"RL sets (as {taken[row['hash']]}); nothing may be learnt from those here")
         if not row["success"] and not config.sft_failures:
             left_out["failed"] += 1
         elif row["ending"] not in ("answer", "no answer", "turns"):
