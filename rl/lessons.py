@@ -26,8 +26,8 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
     found, left_out, taken = [], Counter(), reserved() | {task.hash(): task.id for task in tasks}
     for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
         if row["hash"] in taken:
-            raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation or "
-                              f"RL sets (as {taken[row['hash']]}); nothing may be learnt from those here")
+            raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation "
+                              f"or RL sets (as {taken[row['hash']]}); nothing may be learnt from those here")
         if not row["success"] and not config.sft_failures:
             left_out["failed"] += 1
         elif row["ending"] not in ("answer", "no answer", "turns"):
