@@ -124,7 +124,7 @@ def imitate(config: Config, run: Run) -> None:
     run.rewind("sft", last.step if last else 0)
     step = last.step if over else learn(config, policy, run, tasks, last, {"data": digest, "asked": asked})
     for heat in (config.temperature, 0.0):
-        measure_sft(config, policy, run, tasks, step, heat)
+        measure_sft(policy, run, tasks, step, heat)
     if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
         policy.close()
 
@@ -154,7 +154,9 @@ def learn(config: Config, policy: Policy, run: Run, tasks: list, last: Checkpoin
         run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}})
         bar.set_postfix(loss=f"{stats['loss']:.3f}")
         bar.update()
-        stopped = due and enough(config, run, measure_sft(config, policy, run, tasks, step)) or step == total
+        if due:
+            success = measure_sft(policy, run, tasks, step, config.temperature)
+        stopped = due and enough(config, run, success) or step == total
         if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
             run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
                      lambda folder: save_model(policy, folder))
@@ -171,11 +173,11 @@ def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> floa
     return -sum(loss for loss, _ in sums) / max(1, sum(tokens for _, tokens in sums))
 
 
-def measure_sft(config: Config, policy: Policy, run: Run, tasks: list, step: int, heat: float | None = None) -> float:
+def measure_sft(policy: Policy, run: Run, tasks: list, step: int, temperature: float) -> float:
     """Held-out success of the weights as they are after `step`."""
     if policy.sampler.version != step:
         policy.sampler.load(step)
-    return evaluate(policy, run, tasks, "sft", step, config.temperature if heat is None else heat)
+    return evaluate(policy, run, tasks, "sft", step, temperature)
 
 
 def enough(config: Config, run: Run, success: float) -> bool:

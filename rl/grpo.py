@@ -57,7 +57,7 @@ def importance_weights(old: Tensor, sampler: Tensor, cap: float | None) -> Tenso
     Per token on purpose: products over an episode of thousands of tokens collapse to zero.
     """
     if cap is None:
-        return torch.ones_like(old).detach()
+        return torch.ones_like(old)
     return (old - sampler).detach().exp().clamp(max=cap)
 
 

@@ -1,14 +1,13 @@
 """The learner: from token lists to one optimizer step, the same way for imitation (SFT) and for GRPO.
 
-A batch is a list of items (episodes or demonstrations) with `ids` and `mask`, and for GRPO the sampler's `logprobs`.
-Items are packed into micro-batches of at most config.micro_tokens, which only bounds memory: every token's weight in
-the loss is fixed before the first micro-batch, so the gradient does not depend on how the batch was cut.
+A batch is a list of episodes, played or demonstrated: what is masked is learnt. They are packed into micro-batches of
+at most config.micro_tokens, which only bounds memory: every token's weight in the loss is fixed before the first
+micro-batch, so the gradient does not depend on how the batch was cut.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,20 +16,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from model.logprobs import token_logprobs
 from rl import dist
+from rl.episode import Episode
 from rl.grpo import clip_fractions, importance_weights, mismatch, token_loss, token_weights
-
-
-class Item(Protocol):
-    """What can be learnt from: mask[i] is 1 where ids[i] is to be predicted, logprobs are the sampler's."""
-
-    ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
 
 
 @dataclass
 class Pack:
-    """One micro-batch: some items of a batch, end to end."""
+    """One micro-batch: some episodes of a batch, end to end."""
 
     members: list[int]  # their places in the batch
     ids: Tensor  # [T]
@@ -40,15 +32,15 @@ class Pack:
     counts: list[int]  # [n]: masked tokens of each member
 
     def spread(self, values: Sequence[float]) -> Tensor:
-        """One number per item of the batch -> fp32 [M], each member's repeated for its masked tokens."""
+        """One number per episode of the batch -> fp32 [M], each member's repeated for its masked tokens."""
         own = torch.tensor([values[i] for i in self.members], dtype=torch.float32)
         return own.repeat_interleave(torch.tensor(self.counts)).to(self.ids.device)
 
 
 def plan(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Split items of these lengths into micro-batches of at most `micro_tokens`, longest first: neighbours are alike.
+    """Micro-batches of at most `micro_tokens` from episodes of these lengths, longest first: neighbours are alike.
 
-    Deterministic. An item that is longer than a micro-batch runs alone.
+    Deterministic. An episode that is longer than a micro-batch runs alone.
     """
     bins, room = [], -1
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -60,12 +52,12 @@ def plan(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
     return bins
 
 
-def pack(items: Sequence[Item], members: list[int], device: torch.device) -> Pack:
+def pack(episodes: Sequence[Episode], members: list[int], device: torch.device) -> Pack:
     """Lay the `members` of a batch end to end."""
-    masks = [np.array(items[i].mask, dtype=bool) for i in members]
+    masks = [np.array(episodes[i].mask, dtype=bool) for i in members]
     if any(mask[0] for mask in masks):
-        raise ValueError("mask[0] is 1, but nothing comes before an item's first token to predict it from")
-    ids = torch.from_numpy(np.concatenate([np.array(items[i].ids, dtype=np.int64) for i in members]))
+        raise ValueError("mask[0] is 1, but nothing comes before an episode's first token to predict it from")
+    ids = torch.from_numpy(np.concatenate([np.array(episodes[i].ids, dtype=np.int64) for i in members]))
     places = torch.from_numpy(np.flatnonzero(np.concatenate(masks)))
     starts = torch.from_numpy(np.cumsum([0] + [len(mask) for mask in masks], dtype=np.int32))
     tensors = [t.to(device) for t in (ids, starts, places - 1, ids[places])]
@@ -83,9 +75,9 @@ class Learner:
         self.model, self.params, self.optimizer, self.config = model, list(params), optimizer, config
         self.device, self.n_vocab = torch.device(device), n_vocab
 
-    def sft_step(self, batch: Sequence[Item]) -> dict[str, float]:
+    def sft_step(self, batch: Sequence[Episode]) -> dict[str, float]:
         """One step of imitation: loss is the mean of -log p over the batch's masked tokens. Returns what to log."""
-        counts = [sum(item.mask) for item in batch]
+        counts = [sum(episode.mask) for episode in batch]
         tokens = sum(counts)
         loss_sum = entropy_sum = 0.0
         for micro in self._packs(batch, [i for i, count in enumerate(counts) if count]):
@@ -98,7 +90,9 @@ class Learner:
         stats = {"loss": loss_sum, "entropy": entropy_sum / max(tokens, 1), "tokens": tokens}
         return stats | self._step(tokens > 0)
 
-    def old_logprobs(self, episodes: Sequence[Item], advantages: Sequence[float] | None = None) -> list[Tensor | None]:
+    def old_logprobs(
+        self, episodes: Sequence[Episode], advantages: Sequence[float] | None = None
+    ) -> list[Tensor | None]:
         """The model's log-probs of each episode's masked tokens before the update: fp32 [masked tokens] on the CPU.
 
         With `advantages`, only what grpo_step will run is computed (None for the rest), in the very micro-batches that
@@ -115,7 +109,7 @@ class Learner:
         return old
 
     def grpo_step(
-        self, episodes: Sequence[Item], advantages: Sequence[float], old: Sequence[Tensor | None] | None,
+        self, episodes: Sequence[Episode], advantages: Sequence[float], old: Sequence[Tensor | None] | None,
         first: bool = False,
     ) -> dict[str, float]:  # fmt: skip
         """One optimizer batch of GRPO. `advantages` has one number an episode; `old` comes from old_logprobs() or
@@ -170,17 +164,17 @@ class Learner:
             **({f"mismatch_{name}": value for name, value in mismatch(own, sampler).items()} if known else {}),
         }
 
-    def _kept(self, episode: Item) -> bool:
+    def _kept(self, episode: Episode) -> bool:
         return not (self.config.mask_truncated and episode.truncated)
 
-    def live(self, episodes: Sequence[Item], advantages: Sequence[float]) -> list[int]:
+    def live(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> list[int]:
         """The episodes that can move the weights."""
         return [i for i, e in enumerate(episodes) if advantages[i] != 0 and self._kept(e) and any(e.mask)]
 
-    def _packs(self, items: Sequence[Item], chosen: list[int]) -> Iterator[Pack]:
-        bins = plan([len(items[i].ids) for i in chosen], self.config.micro_tokens)
+    def _packs(self, episodes: Sequence[Episode], chosen: list[int]) -> Iterator[Pack]:
+        bins = plan([len(episodes[i].ids) for i in chosen], self.config.micro_tokens)
         for bin_ in bins[dist.rank()::dist.ranks()]:
-            yield pack(items, [chosen[j] for j in bin_], self.device)
+            yield pack(episodes, [chosen[j] for j in bin_], self.device)
 
     def _forward(self, micro: Pack) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy [M] of the masked tokens; the head sees only the positions that predict one."""
@@ -206,12 +200,12 @@ class Learner:
         return stats
 
 
-def sampler_logprobs(episodes: Sequence[Item]) -> list[Tensor]:
+def sampler_logprobs(episodes: Sequence[Episode]) -> list[Tensor]:
     """The sampler's log-probs of each episode's masked tokens: fp32 [masked tokens] on the CPU."""
     return [torch.tensor(e.logprobs, dtype=torch.float32)[torch.tensor(e.mask, dtype=torch.bool)] for e in episodes]
 
 
-def entropy_by_level(episodes: Sequence[Item], columns: dict[str, Tensor]) -> dict[str, float]:
+def entropy_by_level(episodes: Sequence[Episode], columns: dict[str, Tensor]) -> dict[str, float]:
     """Mean entropy of the sampled tokens of each level's live episodes: "entropy_L8" and so on."""
     levels = [e.task.level for e in episodes]
     figures = {}
