@@ -68,11 +68,10 @@ def _groups_of(folder: str, first: int, last: int | None, levels: Sequence[str],
 
     std = read_settings(folder).get("advantage_std", "group")
     for path in steps_shown(folder, first, last, most):
-        for _, found in groupby(read_episodes(path), key=lambda episode: episode.group):
-            group = list(found)
-            if not levels or group[0].task.level in levels:
-                gains = advantages([episode.reward for episode in group], std).tolist()
-                yield folder, int(path.name[5:11]), group, [round(gain, 4) for gain in gains]
+        episodes = (episode for episode in read_episodes(path) if not levels or episode.task.level in levels)
+        for _, _, group, _ in eval_groups(folder, episodes):
+            gains = advantages([episode.reward for episode in group], std).tolist()
+            yield folder, int(path.name[5:11]), group, [round(gain, 4) for gain in gains]
 
 
 def eval_groups(name: str, episodes: Iterable[Episode]) -> Iterator[tuple]:

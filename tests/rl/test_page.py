@@ -368,7 +368,7 @@ def test_tokens_have_two_colours_and_say_their_log_prob(view, folder):
     view.click("#to-tokens")
     episode = all_episodes(folder)[0]
     start = episode.mask.index(1)
-    given = view.evaluate("[...document.querySelectorAll('#tokens .chunk b')].map(token => +!token.matches('.g'))")
+    given = view.evaluate("[...document.querySelectorAll('#own b')].map(token => +!token.matches('.g'))")
     assert given == episode.mask[start:]
     view.hover(f"#t{start + 2}")
     said = view.inner_text("#tip")

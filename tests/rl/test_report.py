@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.episode import Episode
-from rl.report import curves, failure, pass_at, summarize, table, wilson
+from rl.report import course, curves, failure, of_rows, pass_at, sections, summarize, table, wilson
 
 
 def episode(level: str, group: int, ending: str = "answer", *problems: str) -> Episode:
@@ -62,6 +62,10 @@ def test_summary_counts():
     assert summary["interval"] == list(wilson(0.5, 3))  # tasks, not samples
     assert summary["pass_at"] == pytest.approx({"1": 0.5, "2": 2 / 3})
     assert list(summary["levels"]) == ["L0", "L1"] and summary["levels"]["L0"]["success"] == 0.75
+    assert summary["histogram"] == [1, 1, 1]  # tasks by successes 0, 1, 2
+    assert [figures["histogram"] for figures in summary["levels"].values()] == [[0, 1, 1], [1, 0, 0]]
+    assert [figures["groups"] for figures in summary["levels"].values()] == [
+        {"fail": 0, "mixed": 1, "succeed": 1}, {"fail": 1, "mixed": 0, "succeed": 0}]
     assert json.loads(json.dumps(summary)) == summary
 
 
@@ -89,6 +93,28 @@ def rows() -> list[dict]:
               "time": {"sample": 5.25}} for i in range(1, 5)]
     return made + [{"stage": "eval", "of": stage, "step": step, "temperature": heat, **summarize(EPISODES[:step])}
                    for stage, step, heat in (("sft", 4, 1.0), ("sft", 4, 0.0), ("grpo", 2, 1.0), ("grpo", 6, 1.0))]
+
+
+def test_the_course_of_a_run_by_hand():
+    """Of six episodes one runs out of turns; entropy is a mean over the batches that had a forward pass."""
+    steps = [course(row) for row in rows() if row["stage"] == "grpo"][:2]
+    assert steps[0] == {"stage": "grpo", "step": 1, "reward": 0.5, "tokens": 10, "turns": 2, "entropy": 0.5,
+                        "grad_norm": 0.375, "unanswered": 1 / 6, "truncated": 1 / 6, "levels": {"L0": 0.75, "L1": 0.0}}
+    assert (steps[1]["entropy"], steps[1]["grad_norm"]) == (None, 0.0)
+
+
+def test_a_report_in_words():
+    cost = {"seconds": 5400.0, "money": 4.5, "sampled": 12345, "trained": 678}
+    found = sections(of_rows("mine", rows(), 2, 3) | {"cost": cost})
+    assert found["training success (95% interval)"] == {
+        "steps": "2-3", "L0": "0.75 (0.30-0.95)", "L1": "0.00 (0.00-0.66)", "all": "0.50 (0.19-0.81)"}
+    assert found["groups by successes 0, 1, 2, ..."] == {"L0": "0 2 2", "L1": "2 0 0", "all": "2 2 2"}
+    assert found["why episodes fail (first problem)"] == {
+        "too fast": "16.7%", "no answer": "16.7%", "through an obstacle": "16.7%"}
+    assert found["course, first step to last"]["gradient norm"] == "0 to 0.375 (from 0 to 0.375)"
+    assert found["cost of the whole run"] == {"hours": "1.50", "money": "4.50", "tokens sampled": "12,345",
+                                              "tokens trained": "678"}
+    assert found["held-out success, temperature 1"]["all, by step"] == "2:0.50 6:0.50"
 
 
 @pytest.mark.parametrize("chosen", [rows(), rows()[:4], rows()[5:6], []])
