@@ -82,7 +82,7 @@ def layer_activations(config: ModelConfig, kind: str, kernel: bool = True) -> in
 
 def plan(
     config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, head_chunk: int, sync: str = "adapter",
-    resident: bool = False, kernel: bool = True, card: int = CARD,
+    resident: bool = False, kernel: bool = True,
 ) -> dict[str, dict[str, int]]:  # fmt: skip
     """Bytes on the card, phase by phase and item by item; "free" is what is left, in "sampling" for the caches.
 
@@ -110,7 +110,7 @@ def plan(
         "update": trainer | update | head,
         "sync": {"CUDA context": CONTEXT} | sampler | {"adapter, fp32": 4 * adapter} | fresh,
     }
-    return {name: items | {"free": card - sum(items.values())} for name, items in phases.items()}
+    return {name: items | {"free": CARD - sum(items.values())} for name, items in phases.items()}
 
 
 def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:

@@ -13,8 +13,6 @@ from rl.config import Config
 from rl.episode import Episode
 from rl.run import write_json
 
-COST = "cost.json"
-
 
 def flops(shape: ModelConfig, episodes: Sequence[Episode], live: Sequence[Sequence[Episode]], old_logprobs: str
           ) -> dict[str, int]:
@@ -49,7 +47,7 @@ class Ledger:
     too. A process that is killed has not entered what it did since its last step or measurement."""
 
     def __init__(self, folder: Path, config: Config):
-        self.path, self.config, self.entered = folder / COST, config, time.monotonic()
+        self.path, self.config, self.entered = folder / "cost.json", config, time.monotonic()
         self.sums = json.loads(self.path.read_bytes()) if self.path.exists() else {
             "seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}}
 

@@ -86,7 +86,7 @@ class Run:
         RunError: another process holds it, or the settings differ from those it was begun with; `force` takes the new
         ones and reopens a finished run.
         """
-        from rl.config import Config, to_json
+        from rl.config import to_json
 
         folder = run_folder(config, root, new)
         try:
@@ -95,19 +95,15 @@ class Run:
         except OSError as error:
             raise RunError(f"{folder}: cannot make the run folder: {error.strerror}") from None
         run = cls(folder, config.keep_checkpoints)
-        new, old = to_json(config), read_settings(folder) if (folder / "config.json").exists() else to_json(config)
-        defaults = json.loads(json.dumps({field.name: field.default for field in fields(Config)}))
-        old = defaults | old  # the run may have been begun before a setting existed
-        changes = [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in old | new
-                   if old.get(key) != new.get(key) and key not in HARMLESS]
+        changes = changed_settings(config, folder) if (folder / "config.json").exists() else []
         if changes and not force:
             run.close()
             raise RunError(f"{folder} was begun with other settings: {', '.join(changes)}; give the old ones, or --new "
                            "for a new run, or --force to go on with the new ones")
+        run._set_damaged_aside()
         if changes:
             run._forget_later()
-        run._set_damaged_aside()
-        write_json(folder / "config.json", new)
+        write_json(folder / "config.json", to_json(config))
         write_json(folder / "versions.json", versions())
         return run
 
@@ -216,6 +212,16 @@ def read_episodes(path: str | Path) -> list[Episode]:
         return [Episode.from_json(json.loads(line), env) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({error}); delete it, and its step is sampled again") from None
+
+
+def changed_settings(config: Config, folder: Path) -> list[str]:
+    """How `config` differs from what the run was begun with, as "lr 1e-05 -> 0.5", where that changes results."""
+    from rl.config import Config, to_json
+
+    defaults = json.loads(json.dumps({field.name: field.default for field in fields(Config)}))
+    new, old = to_json(config), defaults | read_settings(folder)  # begun before a setting existed: its default
+    return [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in old | new
+            if old.get(key) != new.get(key) and key not in HARMLESS]
 
 
 def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> Path:

@@ -207,12 +207,12 @@ def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file, left):
         run.save(stage, step, {"optimizer": {"a": torch.ones(9)}}, {"step": step}, fill)
     run.close()
     damage(run.folder / "checkpoints" / "grpo-000002" / file)
-    run = Run.open(settings(), tmp_path)
+    run = Run.open(settings(lr=0.5), tmp_path, force=True)  # which also looks at the last checkpoint
     assert run.latest().step == 1 and "damaged-grpo-000002" in capsys.readouterr().out
     run.close()
     damage(run.folder / "checkpoints" / "sft-000009" / file)
     with pytest.raises(RunError, match="sft-000009: cannot be read .*--new"):
-        Run.open(settings(), tmp_path)
+        Run.open(settings(lr=0.5), tmp_path)
 
 
 def test_episodes_that_were_cut(tmp_path):
