@@ -45,7 +45,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
-
     def parse(self, argv: list[str] | None) -> argparse.Namespace:
         """The arguments, with a teacher's --config and the settings --KEY=VALUE that change it in `overrides`."""
         self.add_argument("--config", default="sft.py", help="settings of a teacher and its episodes (default sft.py); "

@@ -76,13 +76,10 @@ def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
     """Append a sampled turn; it leaves calls to be answered, or ends the episode."""
     episode.append(completion.ids, completion.logprobs)
     episode.turns += 1
-    last = completion.ids[-1]
-    if not completion.stopped:  # a turn that was cut is not read for calls
+    if not completion.stopped or completion.ids[-1] != chat.stop_id:  # not a whole turn: it is not read for calls
+        cut = "tokens" if len(episode.ids) >= config.max_tokens else "length"
         episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
-        episode.end("tokens" if len(episode.ids) >= config.max_tokens else "length")
-    elif last != chat.stop_id:
-        episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
-        episode.end("eos")
+        episode.end("eos" if completion.stopped else cut)
     else:
         turn = chat.parse(completion.ids)
         episode.messages.append(turn.message())

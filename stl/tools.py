@@ -12,7 +12,6 @@ from stl.monitor import check
 from stl.planner import find_path
 from stl.world import Task
 
-MAX_ARGUMENTS = 200_000  # characters of JSON
 MAX_TEXT = 4_000  # characters of an answer without waypoints
 MANNERS = ("strict", "friendly")
 
@@ -62,16 +61,16 @@ class ToolResult:
     waypoints: list[list[float]] | None = None
 
 
-def call_tool(task: Task, name: str, arguments: Mapping | str, manner: str = "strict") -> str:
+def call_tool(task: Task, name: str, arguments: Mapping, manner: str = "strict") -> str:
     """The text of run_tool. Never raises on what a model can send."""
     return run_tool(task, name, arguments, manner).text
 
 
-def run_tool(task: Task, name: str, arguments: Mapping | str, manner: str = "strict") -> ToolResult:
+def run_tool(task: Task, name: str, arguments: Mapping, manner: str = "strict") -> ToolResult:
     """Run one tool call; a bad call is answered with a text that says what would be right.
 
-    arguments: a mapping or its JSON text. manner: "strict", where naming an obstacle in `avoid` is an error, or
-    "friendly", where it is accepted with a remark. Raises ValueError only for an unknown manner.
+    manner: "strict", where naming an obstacle in `avoid` is an error, or "friendly", where it is accepted with a
+    remark. Raises ValueError only for an unknown manner.
     """
     if manner not in MANNERS:
         raise ValueError(f"tool manner must be one of {', '.join(MANNERS)}, not {manner!r}")
@@ -90,13 +89,6 @@ def _arguments(name: str, arguments: object) -> dict:
     if not isinstance(name, str) or name not in schemas:
         raise ValueError(f"there is no tool {str(name)[:40]!r}; the tools are {' and '.join(schemas)}")
     known = schemas[name]["properties"]
-    if isinstance(arguments, str):
-        if len(arguments) > MAX_ARGUMENTS:
-            raise ValueError(f"the arguments have {len(arguments)} characters; at most {MAX_ARGUMENTS} are read")
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ValueError(f"the arguments of {name} are not JSON: {arguments[:60]!r}") from None
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments of {name} must be an object with {', '.join(known)}")
     for key in arguments:

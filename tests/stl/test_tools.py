@@ -31,8 +31,8 @@ def test_schemas_are_openai_functions():
         assert all("description" in part for part in parameters["properties"].values())
 
 
-@pytest.mark.parametrize("arguments", [START | {"goal_region": "Goal"}, json.dumps(START | {"goal_region": "Goal"})])
-def test_a_found_path_is_in_the_text_as_the_answer_needs_it(arguments):
+def test_a_found_path_is_in_the_text_as_the_answer_needs_it():
+    arguments = START | {"goal_region": "Goal"}
     result = run_tool(TASK, "plan_path", arguments)
     path = plan_path(TASK, [1, 1], goal_region="Goal")
     assert result.ok and result.waypoints == path.waypoints
@@ -86,10 +86,8 @@ def test_check_path_is_the_checker():
 @pytest.mark.parametrize("name, arguments, word", [
     ("fly", {}, "no tool"),
     (None, {}, "no tool"),
-    ("plan_path", "{", "not JSON"),
-    ("plan_path", "[" * 100_000, "not JSON"),
-    ("plan_path", '{"start": [1, 1], "t_start": ' + "9" * 6000 + "}", "not JSON"),
-    ("plan_path", "[1]", "object"),
+    ("plan_path", '{"start": [1, 1]}', "object"),
+    ("plan_path", [1], "object"),
     ("plan_path", 3, "object"),
     ("plan_path", {}, "needs start"),
     ("plan_path", {"start": [1, 1]}, "needs t_start"),
@@ -99,7 +97,6 @@ def test_check_path_is_the_checker():
     ("plan_path", START | {"goal_region": "A", "start": [True, 1]}, "x of start"),
     ("check_path", {}, "needs waypoints"),
     ("check_path", {"waypoint": []}, "did you mean 'waypoints"),
-    ("check_path", "x" * 300_000, "characters"),
 ])
 def test_bad_calls_are_answered(name, arguments, word):
     text = call_tool(TASK, name, arguments)
