@@ -110,7 +110,8 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 def imitate(config: Config, run: Run) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
     last, asked = run.latest("sft"), config.sft_steps or config.sft_epochs
-    over = last is not None and last.state["stopped"] and asked <= last.state.get("asked", asked)  # else: --force
+    over = last is not None and last.state["stopped"]
+    over = over and asked <= last.state.get("asked", asked)  # --force may ask for more than it was ended with
     if run.latest("grpo"):
         if not over:
             print(f"{run.folder}: imitates no further, as GRPO has begun; for more of it give --new")
