@@ -105,13 +105,13 @@ def measure(args) -> None:
     known = policy.config.eval_mix if policy.config else EVAL_COUNTS
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
     tasks = held_out(mix, world.__name__)
-    heat = args.temperature if args.temperature is not None or not policy.config else policy.config.temperature
+    temperature = policy.config.temperature if policy.config and args.temperature is None else args.temperature
     with tqdm(total=len(tasks) * args.samples, desc="episodes", unit="", leave=False) as bar:
-        episodes = policy.play(tasks, args.samples, ("eval",), heat, progress=lambda episode: bar.update())
+        episodes = policy.play(tasks, args.samples, ("eval",), temperature, progress=lambda episode: bar.update())
     summary = summarize(episodes)
     with_tools = "with" if policy.config and policy.config.tools else "without"
     print(f"policy {name}" + (f" and {args.adapter}" if args.adapter else "") + (
-        f", temperature {heat:g}, {with_tools} tools" if policy.config else ""))
+        f", temperature {temperature:g}, {with_tools} tools" if policy.config else ""))
     print(table(summary))
     text, bill = policy.bill(episodes) if name == cli.API else ("", None)
     if bill:
@@ -121,11 +121,11 @@ def measure(args) -> None:
     if args.json:
         settings = {"adapter": args.adapter, "tools": policy.config.tools} if policy.config else {}
         settings |= {"model": policy.config.teacher_model, "bill": bill} if bill else {}
-        content = {"policy": name, "temperature": heat, "samples": args.samples, **settings, **summary,
+        content = {"policy": name, "temperature": temperature, "samples": args.samples, **settings, **summary,
                    "outcomes": [outcome(episode) for episode in episodes]}
         write_json(Path(args.json), content)
     if args.html:
-        row = {"stage": "eval", "of": name, "step": None, "temperature": heat} | summary
+        row = {"stage": "eval", "of": name, "step": None, "temperature": temperature} | summary
         write_page(args.html, [report.of_rows(name, [row])], page.eval_groups(name, episodes),
                    {name: policy.chat} if hasattr(policy, "chat") else {})
 

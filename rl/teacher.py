@@ -108,9 +108,9 @@ class Teacher:
         """As Policy.play, but the luck is the server's. Raises TeacherError, once the requests in flight are answered,
         at a limit, for an endpoint that is of no use, and if some conversation could not be finished."""
         episodes = [Episode(task, 0, group, sample) for group, task in enumerate(tasks) for sample in range(samples)]
-        heat = self.config.temperature if temperature is None else temperature
+        temperature = self.config.temperature if temperature is None else temperature
         self.stop, self.unfinished = "", {}
-        asyncio.run(self._play(episodes, heat, progress))
+        asyncio.run(self._play(episodes, temperature, progress))
         if self.stop:
             raise TeacherError(self.stop)
         for name, reason in self.unfinished.items():
@@ -118,12 +118,12 @@ class Teacher:
                                "same command goes on with them")
         return episodes
 
-    async def _play(self, episodes: list[Episode], heat: float, progress: Callable | None) -> None:
+    async def _play(self, episodes: list[Episode], temperature: float, progress: Callable | None) -> None:
         c, gate = self.config, asyncio.Semaphore(self.config.teacher_requests)
 
         async def converse(episode: Episode) -> None:
             async with gate:
-                await self._converse(client, episode, heat)
+                await self._converse(client, episode, temperature)
                 if episode.ending and progress:
                     progress(episode)
 
@@ -131,7 +131,7 @@ class Teacher:
                                            timeout=c.teacher_seconds) as client:
             await asyncio.gather(*map(converse, episodes))
 
-    async def _converse(self, client, episode: Episode, heat: float) -> None:
+    async def _converse(self, client, episode: Episode, temperature: float) -> None:
         """Turn after turn to the episode's end, as rl.rollout does; without an ending if the teacher fell silent."""
         c, env, room = self.config, open_env(self.config.env), self.config.max_tokens
         episode.messages += opening(episode.task, c)
@@ -140,8 +140,8 @@ class Teacher:
             if episode.turns == c.max_turns or room < 1:
                 episode.end("turns" if room > 0 else "tokens")
                 return
-            body = {"model": c.teacher_model, "messages": list(map(sendable, episode.messages)), "temperature": heat,
-                    "max_tokens": min(room, c.max_turn_tokens)}
+            body = {"model": c.teacher_model, "messages": list(map(sendable, episode.messages)),
+                    "temperature": temperature, "max_tokens": min(room, c.max_turn_tokens)}
             body |= ({"tools": env.TOOLS} if c.tools else {}) | (c.teacher_extra or {})
             answer = await self._turn(client, episode, {key: v for key, v in body.items() if v is not None})
             if answer is None:

@@ -145,7 +145,7 @@ def serve():
 
 
 def arguments(server, file="data/d.jsonl", tasks="distill", **settings):
-    changes = {"teacher_model": "wise", "teacher_url": server.url, "teacher_pause": 0.01, "teacher_seconds": 5}
+    changes = {"teacher_model": "wise", "teacher_url": server.url, "teacher_pause": 0.01, "teacher_seconds": 60}
     return ["--collect", file, "--policy", "api", "--tasks", tasks, "--config", str(ROOT / "configs/sft.py"),
             *(f"--{key}={value}" for key, value in (changes | settings).items())]
 
