@@ -115,10 +115,10 @@ def plan(
 
 def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:
     """Bytes of main memory that are pinned for each GPU: the trainer's weights and state, and the sampler's weights
-    while they sleep."""
+    if they sleep."""
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
     trainer = {"frozen weights": base, "adapter, fp32": 4 * adapter, "optimizer state": 8 * adapter}
-    return trainer | {"sampler's weights asleep": base}
+    return trainer | {"sampler's weights, at sleep_level 1": base}
 
 
 def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, longest: int, head_chunk: int) -> str:
