@@ -24,6 +24,8 @@ from stl import intervals
 from stl.formula import And, F, G, In, Or, Out, Until, children
 from stl.levels import make_task
 from stl.monitor import MAX_TEXT, check, truth_if_stopped
+from stl.prompts import grade
+from stl.tools import call_tool
 from stl.world import Task
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -33,8 +35,11 @@ TOLERANT = Fraction("0.0000021")
 
 @pytest.mark.parametrize("case", STL, ids=[case["id"] for case in STL])
 def test_checked_case(case):
-    verdict = check(Task.from_json(case["task"]), case["path"])
+    task = Task.from_json(case["task"])
+    verdict = check(task, case["path"])
     assert verdict.clauses == case["clauses"]
+    assert grade(task, f"So <answer>[]</answer>, or <answer>{json.dumps(case['path'])}</answer>") == verdict
+    assert call_tool(task, "check_path", {"waypoints": case["path"]}) == verdict.text
     found = {(v.kind, v.segment, v.obstacle, v.index) for v in verdict.violations}
     assert found == {(v["kind"], v.get("segment"), v.get("obstacle"), v.get("index")) for v in case["violations"]}
     assert verdict.ok == (not case["violations"])
