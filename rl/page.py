@@ -95,8 +95,9 @@ def write(path: str | Path, reports: Sequence[dict], groups: Iterable[tuple], ch
             file.write(_block(f"g{number}", _group(group, gains)))
             for place, episode in enumerate(group):
                 ids.setdefault(name, set()).update(episode.ids)
+                kind = failure(episode) or "success"
                 index.append([number, place, name, step, episode.task.level or "none", episode.task.id, episode.sample,
-                              episode.reward, _outcome(episode), episode.ending, episode.turns, episode.sampled])
+                              episode.reward, FAILURES.get(kind, kind), episode.ending, episode.turns, episode.sampled])
         names = {name: {token: _spelling(chat, token) for token in sorted(ids.get(name, ()))}
                  for name, chat in chats.items()}
         shown = [{key: report[key] for key in ("name", "course", "held_out")} | {"sections": sections(report)}
@@ -105,10 +106,6 @@ def write(path: str | Path, reports: Sequence[dict], groups: Iterable[tuple], ch
         file.write(_block("main", main) + after)
     temporary.replace(path)
     return {"episodes": len(index), "bytes": Path(path).stat().st_size}
-
-
-def _outcome(episode: Episode) -> str:
-    return FAILURES.get(kind, kind) if (kind := failure(episode)) else "success"
 
 
 def _block(name: str, data: dict) -> str:
