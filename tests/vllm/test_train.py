@@ -12,10 +12,13 @@ ARGUMENTS = ["--sampler=vllm", "--steps=3", "--gpu_memory=0.1", "--enforce_eager
              "--tool_workers=2"]
 
 
-def run(folder, *arguments):
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(folder, *arguments, before=()):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests/vllm/shim")}
-    return subprocess.run([sys.executable, str(ROOT / "tests/small_run.py"), *arguments, *ARGUMENTS], cwd=folder,
-                          env=environment, capture_output=True, text=True, timeout=280)
+    return subprocess.run([sys.executable, *before, str(ROOT / "tests/small_run.py"), *ARGUMENTS, *arguments],
+                          cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def test_three_steps_and_a_kill(vllm, tmp_path):
@@ -36,3 +39,14 @@ def test_three_steps_and_a_kill(vllm, tmp_path):
     assert "sampler" in steps[0] and "sampler" in steps[2]  # the second step's episodes were read from the disk
     assert (folder / "finished").exists()
     assert not [path for path in Path("/dev/shm").glob("adapter-*") if str(os.getpid()) not in path.name]
+
+
+def test_two_ranks_with_an_engine_each(vllm, tmp_path):
+    done = run(tmp_path, "--steps=1", "--sft_steps=10", "--eval_every=0", before=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr  # the engines end with their ranks
+    rows = [json.loads(line) for line in (tmp_path / "runs/small/metrics.jsonl").read_text().splitlines()]
+    step = next(row for row in rows if row["stage"] == "grpo")
+    assert step["episodes"] == 16 and not step["stale"]
+    assert all(stats["mismatch_mean"] < 0.01 for stats in step["learner"] if stats["steps"])
+    assert (tmp_path / "runs/small/finished").exists()
