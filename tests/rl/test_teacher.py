@@ -195,7 +195,7 @@ def test_every_way_to_answer(serve, capsys):
         return GOOD.get(case, expert)(task)[turn]
 
     server = serve(script, tasks.values())
-    prices = {"teacher_prices": "(1.0, 0.1, 10.0)", "teacher_seconds": 4, "tasks": f"distill:L0={len(cases)}"}
+    prices = {"teacher_prices": "(1.0, 0.1, 10.0)", "teacher_seconds": 8, "tasks": f"distill:L0={len(cases)}"}
     code, rows, manifest = collect(server, **prices)
     assert code == 0 and list(rows) == [task.id for task in tasks.values()]
     for case, task in tasks.items():
