@@ -2,8 +2,8 @@
 
     python sample.py                                    a task of the newest run's own level, by the newest run
     python sample.py --policy expert --level L1 --seed 3 --draw out.png
-    python sample.py --policy runs/tiny --task my_task.json --temperature 0
-    python sample.py --policy search --task my_task.json      can it be done? a path, or none found within 10 s
+    python sample.py --policy runs/tiny --task docs/task.json --temperature 0
+    python sample.py --policy search --task docs/task.json      can it be done? a path, or none found within 10 s
     python sample.py --collect data/distill.jsonl --policy api --tasks distill --teacher_model=NAME --teacher_url=URL
 
 --level and --seed name a task of the evaluation set (its number there; beyond its end come fresh tasks), and what a
@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--policy", metavar="P", help=cli.POLICY_HELP)
     parser.add_argument("--level", metavar="L", help="L0 to L8 (default: the run's own level, else L1)")
     parser.add_argument("--seed", type=cli.natural(0), default=0, metavar="N", help="number of the task (default 0)")
-    parser.add_argument("--task", metavar="FILE", help="plan the task in this JSON file instead")
+    parser.add_argument("--task", metavar="FILE", help="plan the task in this JSON file instead; docs/task.json is "
+                        "one, stl/world.py says what may stand in it")
     parser.add_argument("--temperature", type=cli.temperature, metavar="T", help="of sampling (default: the run's own)")
     parser.add_argument("--draw", metavar="FILE", help="draw map and path into a .png, .svg or .gif")
     parser.add_argument("--collect", metavar="FILE", help="solve --tasks and keep the conversations in FILE (.jsonl)")
@@ -73,7 +74,9 @@ def plan(args) -> None:
     level = args.level and cli.check_level(args.level, world)
     task = Task.from_file(args.task) if args.task else None
     policy = cli.open_policy(name, cli.teacher_settings(args))
-    if task is None:
+    if task:
+        cli.check_plan(name, task)
+    else:
         level = level or (next(iter(policy.config.eval_mix)) if policy.config else "L1")
         task = world.make_task(level, "eval", args.seed)
     if world.__name__ == STL:
@@ -105,7 +108,8 @@ def print_episode(episode: Episode) -> None:
         if message.get("content"):
             print(indent(message["content"]))
         for call in message.get("tool_calls", ()):
-            print(paint(indent(f"{call['function']['name']}({arguments(call['function']['arguments'])})"), "bold"))
+            function = call["function"]  # one that could not be read has its text
+            print(paint(indent(call.get("text") or f"{function['name']}({arguments(function['arguments'])})"), "bold"))
     verdict = episode.verdict
     print("\n" + (paint("verdict: solved", "good") if episode.reward else paint("verdict: failed", "bad")))
     if episode.ending != "answer":

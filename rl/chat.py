@@ -8,7 +8,7 @@ tasks, tools and grading with numbers in two tokens. In both, a conversation is 
 """
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +24,12 @@ class ChatError(ValueError):
 
 @dataclass
 class Call:
-    """One tool call as the model wrote it; `error` says why it cannot be run (then arguments are empty)."""
+    """One tool call; `error` says why it cannot be run (then arguments are empty), `text` is what the model wrote."""
 
     name: str
     arguments: dict = field(default_factory=dict)
     error: str | None = None
+    text: str = ""
 
 
 @dataclass
@@ -39,17 +40,41 @@ class Turn:
     calls: list[Call]
 
     def message(self) -> dict:
-        """The turn as a chat message in OpenAI's form."""
+        """The turn as a chat message in OpenAI's form; a call that cannot be run also has its "text", to be shown."""
         functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in self.calls]
         calls = [{"type": "function", "id": f"call_{i}", "function": function} for i, function in enumerate(functions)]
+        for call, shown in zip(self.calls, calls, strict=True):
+            if call.error:
+                shown["text"] = call.text
         return {"role": "assistant", "content": self.content} | ({"tool_calls": calls} if calls else {})
 
 
 @cache
 def argument_kinds(env: str) -> dict[str, dict]:
-    """{argument: its schema} of all tools of a task world."""
-    return {name: schema for tool in open_env(env).TOOLS
-            for name, schema in tool["function"]["parameters"]["properties"].items()}
+    """{argument: its schema} of all tools of a task world. Raises ChatError for tools that are not in OpenAI's form, or
+    if two give an argument of the same name different types."""
+    kinds: dict[str, dict] = {}
+    for i, tool in enumerate(open_env(env).TOOLS):
+        try:
+            name, parameters = tool["function"]["name"], tool["function"].get("parameters") or {}
+            found = {key: with_type(schema) for key, schema in parameters.get("properties", {}).items()}
+        except (KeyError, TypeError, AttributeError):
+            raise ChatError(f"env = {env!r}: TOOLS[{i}] is not in OpenAI's form: {{'type': 'function', 'function': {{"
+                            "'name': ..., 'parameters': {'type': 'object', 'properties': {...}}}}") from None
+        for key, schema in found.items():
+            other = kinds.setdefault(key, schema)
+            if any(other.get(item) != schema.get(item) for item in ("type", "items")):
+                raise ChatError(f"env = {env!r}: argument {key!r} of tool {name!r} has another type in another tool; "
+                                "rename one of the two")
+    return kinds
+
+
+def with_type(schema: dict) -> dict:
+    """An argument's schema; where it has but an enum of texts, its type is string."""
+    if isinstance(schema.get("items"), dict):
+        schema = schema | {"items": with_type(schema["items"])}
+    texts = "type" not in schema and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"])
+    return schema | {"type": "string"} if texts else schema
 
 
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
@@ -68,6 +93,7 @@ class QwenChat:
     def __init__(self, folder: str | Path, tools: bool = True, thinking: bool = False, env: str = STL):
         from transformers import AutoTokenizer  # takes a second; the small model does without
 
+        argument_kinds(env)  # says so if a call could not be read
         if not folder or not (Path(folder) / "tokenizer_config.json").is_file():
             raise ChatError(f"model folder {str(folder)!r}: has no tokenizer_config.json")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -142,7 +168,8 @@ class QwenChat:
         """A finished turn (with or without its stop token) as text and calls; hostile text gives Call.error."""
         text = self.text(ids[:-1] if ids and ids[-1] == self.stop_id else ids)
         content, *blocks = text.split("<tool_call>")
-        calls = [read_call(block.partition("</tool_call>"), self.env_name) for block in blocks]
+        calls = [replace(read_call(parts := block.partition("</tool_call>"), self.env_name), text=parts[0].strip())
+                 for block in blocks]
         return Turn(content.strip() if calls else content, calls)
 
 
@@ -186,6 +213,8 @@ def read_value(kind: dict, text: str):
 
 CONTROL = ["<pad>", "<unk>", "<task>", "<turn>", "<end>", "<call>", "<tool>", "<answer>", "</answer>"]
 DIGITS = [f"{i:02d}" for i in range(100)] + [f".{i:02d}" for i in range(100)]
+READ = {  # a word as a value, by its type
+    "string": str, "number": float, "integer": int, "boolean": {"true": True, "false": False}.__getitem__}
 
 
 def number(value: float) -> str:
@@ -195,10 +224,14 @@ def number(value: float) -> str:
     return f"{value:05.2f}"
 
 
-def flat(value) -> list[str]:
-    """The words of a string, a number, or of lists of these."""
+def flat(value, kind: dict | None = None) -> list[str]:
+    """The words of a string, a number, or of lists of these; what the schema `kind` calls integer or boolean is one
+    word: 3 or true."""
+    kind = kind or {}
     if isinstance(value, list):
-        return [word for item in value for word in flat(item)]
+        return [word for item in value for word in flat(item, kind.get("items"))]
+    if kind.get("type") in ("integer", "boolean"):
+        return [json.dumps(value)]
     return [value if isinstance(value, str) else number(value)]
 
 
@@ -210,6 +243,28 @@ def rows(words: list[str], width: int) -> list[list[float]] | None:
     return [values[i:i + width] for i in range(0, len(values), width)]
 
 
+def read_words(schema: dict, words: list[str]):
+    """The value that flat wrote as `words`. Raises ValueError or KeyError if they are not of the schema's type."""
+    if schema["type"] == "string":
+        return " ".join(words)
+    if schema["type"] != "array":
+        (word,) = words
+        return READ[schema["type"]](word)
+    if schema["items"]["type"] == "array":
+        return rows(words, schema["items"]["minItems"]) or words
+    return [READ[schema["items"]["type"]](word) for word in words]
+
+
+def sayable(schema: dict) -> bool:
+    """Whether the compact format can say an argument of this schema."""
+    match schema:
+        case {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": int(width)}}:
+            return width > 0
+        case {"type": "array", "items": dict(kind)} | dict(kind):
+            return kind.get("type") in tuple(READ)
+    return False
+
+
 class CompactChat:
     """The small model's format: the words of the task world, and numbers in halves ("03" and ".25" make 3.25). It has
     no room for prose: of a message it keeps what the world says, its calls and its answer."""
@@ -218,7 +273,8 @@ class CompactChat:
         self.tools, self.env_name, self.env = tools, env, open_env(env)
         if not self.env.WORDS:
             raise ChatError(f"chat = 'compact': env {env!r} has no words for it; say chat = 'qwen'")
-        self.names = list(dict.fromkeys(CONTROL + self.env.WORDS + DIGITS))
+        self._check_words()
+        self.names = list(dict.fromkeys([*CONTROL, *self.env.WORDS, *DIGITS]))
         vocabulary = {word: i for i, word in enumerate(self.names)}
         self.tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
         self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -226,6 +282,24 @@ class CompactChat:
         self.size = len(self.names)
         self.stop_id = vocabulary["<end>"]
         self.end_ids: list[int] = []
+
+    def _check_words(self) -> None:
+        """Raise ChatError if the tools cannot be called in the world's words."""
+        kinds, words, start = argument_kinds(self.env_name), self.env.WORDS, f"env = {self.env_name!r}: "
+        for word in words:
+            if not isinstance(word, str) or len(word.split()) != 1 or re.search(r".\.\d\d$", word):
+                raise ChatError(f"{start}{word!r} in WORDS is no single word")
+        for key, schema in kinds.items():
+            if not sayable(schema):
+                raise ChatError(f"{start}argument {key!r} is {json.dumps(schema)[:80]}: the compact format has "
+                                f"{', '.join(READ)}, arrays of these and of rows of numbers with minItems")
+        needed = [*(tool["function"]["name"] for tool in self.env.TOOLS), *kinds]
+        types = [(schema["items"] if schema["type"] == "array" else schema)["type"] for schema in kinds.values()]
+        needed += ["true", "false"] * ("boolean" in types)
+        if self.tools and (missing := [word for word in dict.fromkeys(needed) if word not in words]):
+            raise ChatError(f"{start}WORDS lacks {', '.join(missing)}, with which tools are called")
+        if self.tools and "integer" in types and not any(word.isdecimal() for word in words):
+            raise ChatError(f"{start}WORDS lacks the whole numbers with which tools are called, such as 3")
 
     def _encode(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
@@ -246,11 +320,11 @@ class CompactChat:
 
     def assistant(self, message: dict) -> list[int]:
         """What the world keeps of the text, the calls, and the stop token."""
-        words = [self.env.compact_assistant(message.get("content") or "")]
+        words, kinds = [self.env.compact_assistant(message.get("content") or "")], argument_kinds(self.env_name)
         for call in message.get("tool_calls", ()):
             words += ["<call>", call["function"]["name"]]
             for key, value in json.loads(call["function"]["arguments"]).items():
-                words += [key, *flat(value)]
+                words += [key, *flat(value, kinds.get(key))]
         return self._encode(" ".join([*words, "<end>"]))
 
     def text(self, ids: list[int]) -> str:
@@ -259,7 +333,8 @@ class CompactChat:
     def parse(self, ids: list[int]) -> Turn:
         words = self.text([i for i in ids if i != self.stop_id])
         text, *calls = " ".join(words.split()).split("<call>")
-        return Turn(self.env.plain_assistant(text).strip(), [self._read_call(call.split()) for call in calls])
+        return Turn(self.env.plain_assistant(text).strip(),
+                    [replace(self._read_call(call.split()), text=call.strip()) for call in calls])
 
     def _read_call(self, words: list[str]) -> Call:
         name, arguments = (words[0] if words else "?"), {}
@@ -269,17 +344,7 @@ class CompactChat:
             return Call(name, error="the name of a tool is followed by its arguments")
         for start, end in pairwise([*keys, len(words)]):
             try:
-                arguments[words[start]] = self._read_value(kinds[words[start]], words[start + 1:end])
-            except ValueError:
+                arguments[words[start]] = read_words(kinds[words[start]], words[start + 1:end])
+            except (KeyError, ValueError):
                 return Call(name, error=f"{words[start]} has a value of the wrong kind")
         return Call(name, arguments)
-
-    def _read_value(self, kind: dict, words: list[str]):
-        if kind["type"] == "number":
-            (word,) = words
-            return float(word)
-        if kind["type"] == "string":
-            return " ".join(words)
-        if kind["items"]["type"] == "array":
-            return rows(words, kind["items"]["minItems"]) or words
-        return words if kind["items"]["type"] == "string" else [float(word) for word in words]

@@ -2,18 +2,23 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache, partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rl.env import STL, open_env
+from tqdm import tqdm
+
+from rl.env import STL, EnvFault, open_env
 from rl.episode import Episode
-from rl.run import newest_run, run_of
+from rl.run import newest_run, read_settings, run_of
 from stl import expert
 from stl.prompts import grade
 from stl.search import search
@@ -56,10 +61,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_script(name: str, work: Callable[[], None]) -> int:
-    """Do `work` and return the exit code: 0, 2 for a user's mistake (one line), 1 if interrupted.
+    """Do `work` and return the exit code: 0, 2 for a user's mistake (one line), 1 if interrupted or if the task world
+    fails.
 
     Mistakes are subclasses of ValueError and files that cannot be used; what else is raised is a fault of ours.
     """
+    calm_bars()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to stop
     try:
@@ -67,6 +74,9 @@ def run_script(name: str, work: Callable[[], None]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\n{name}: interrupted", file=sys.stderr)
+        return 1
+    except EnvFault as error:
+        print(f"{name}: {printable(str(error)).replace(chr(10), ' ')}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,6 +86,13 @@ def run_script(name: str, work: Callable[[], None]) -> int:
         print(f"{name}: {printable(str(error)).replace(chr(10), ' ')}", file=sys.stderr)
         return 2
     return 0
+
+
+@cache  # once, however often it is asked for
+def calm_bars() -> None:
+    """In a file, where each time is a line, progress bars are drawn twice a minute."""
+    if not sys.stderr.isatty():
+        tqdm.__init__ = partialmethod(tqdm.__init__, mininterval=30, maxinterval=30)
 
 
 def printable(text: str) -> str:
@@ -112,16 +129,32 @@ def check_level(name: str, world: ModuleType) -> str:
 
 def open_world(policy: str) -> ModuleType:
     """The task world that the policy of this name was trained in; the STL world of a scripted one or a model folder."""
-    settings = run_of(policy) / "config.json"
-    return open_env(json.loads(settings.read_bytes()).get("env", STL) if settings.is_file() else STL)
+    folder = run_of(policy)
+    return open_env(read_settings(folder).get("env", STL) if (folder / "config.json").is_file() else STL)
 
 
 def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)) -> None:
     """Raise UsageError, before any work is done, if the file that an option asks for cannot be written."""
-    if file and not file.lower().endswith(endings):
+    if not file:
+        return
+    path = Path(file).absolute()
+    if not file.lower().endswith(endings):
         raise UsageError(f"{option} {file}: the name must end in one of {', '.join(endings)}")
-    if file and not Path(file).absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise UsageError(f"{option} {file}: there is no such folder")
+    if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+        raise UsageError(f"{option} {file}: is there, and is no file that may be written")
+    check_folder(f"{option} {file}", path.parent)
+
+
+def check_folder(name: str, folder: Path) -> None:
+    """Make the folder if it is not there; UsageError about `name` if no file can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be written ({error.strerror})") from None
 
 
 class Scripted:
@@ -156,12 +189,17 @@ class Scripted:
         if self.name == "naive":
             path = expert.naive(task)
             return _answer("Each region in turn." if path else "There is no path to some region.", path)
-        if task.plan is None:
-            raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
+        check_plan(self.name, task)
         try:
             return expert.solve(task, **self.style)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
+
+
+def check_plan(policy: str, task: Task) -> None:
+    """Raise UsageError for the expert on a task that does not come with its solution."""
+    if policy == "expert" and task.plan is None:
+        raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
 
 
 def _answer(words: str, path: list[list[float]] | None) -> list[dict]:
@@ -170,8 +208,11 @@ def _answer(words: str, path: list[list[float]] | None) -> list[dict]:
 
 
 def default_policy() -> str:
-    """The policy where none is named: the newest run, else the expert."""
-    return str(newest_run() or "expert")
+    """The policy where none is named: the newest run, else the expert, which is said."""
+    if run := newest_run():
+        return str(run)
+    print("no run with a checkpoint in runs/: the expert plans", file=sys.stderr)
+    return "expert"
 
 
 def teacher_settings(args: argparse.Namespace) -> Config | None:
@@ -226,7 +267,10 @@ def open_policy(name: str, config: Config | None = None, file: Path | None = Non
         model = re.sub(r"[^\w.-]", "_", config.teacher_model)  # a measurement that is repeated costs nothing
         return Teacher(config, (file or Path(f"data/api-{model}.jsonl")).with_suffix(".requests.jsonl"))
     if not Path(name).is_dir():
-        raise UsageError(f"--policy: no folder {name!r}; give expert, naive, search, a run folder or a model folder")
+        close = difflib.get_close_matches(name, (*SCRIPTED, API), n=1)
+        hint = f"did you mean {close[0]}? Or " if close else ""
+        raise UsageError(f"--policy: no folder {name!r}; {hint}give expert, naive, search, api, a run folder or a "
+                         "model folder")
     if not (run_of(name) / "config.json").is_file():
         raise UsageError(f"--policy {name}: neither a run folder nor a model folder, as it has no config.json")
     import torch

@@ -1,8 +1,13 @@
-"""The task world behind the trainer: a Python module that defines NAMES. `config.env` is its import path.
+"""The task world behind the trainer: a Python module that defines NAMES. `config.env` is its import path, from the
+folder of train.py or the one in which the program is started.
 
 rl/stl_env.py is the world of this project, examples/countdown/env.py another one; docs/fork.md tells how to write one.
 """
 import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from types import ModuleType
 
 STL = "rl.stl_env"
@@ -31,15 +36,52 @@ class EnvError(ValueError):
     """A module that is not a task world: the message says what it lacks."""
 
 
+class EnvFault(RuntimeError):
+    """A task world whose own code raises too often to go on: the message says what and where."""
+
+
+class Fault(str):
+    """What stands in place of a tool's answer if the tool raised."""
+
+
 def open_env(name: str = STL) -> ModuleType:
     """The module `name`, once it has been seen to be a task world. Raises EnvError."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that no folder there hides one of ours
     if not all(part.isidentifier() for part in name.split(".")):
         raise EnvError(f"env = {name!r}: is no import path of a module, such as {STL}")
     try:
         env = importlib.import_module(name)
     except ImportError as error:
-        raise EnvError(f"env = {name!r}: cannot be imported from here ({error})") from None
+        raise EnvError(f"env = {name!r}: cannot be imported from here ({error}); it is looked for beside train.py "
+                       "and in the folder in which you are") from None
+    except Exception as error:  # whatever a user's own code can do
+        raise EnvError(f"env = {name!r}: cannot be imported ({told(error)})") from None
     needed = NAMES + COMPACT if getattr(env, "WORDS", None) else NAMES
     if missing := [item for item in needed if not hasattr(env, item)]:
         raise EnvError(f"env = {name!r}: the module lacks {', '.join(missing)}")
     return env
+
+
+def told(error: Exception) -> str:
+    """An exception in one line, with the line of code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}: {place.line})"
+
+
+def raised(function: Callable, error: Exception) -> str:
+    """What a function of a task world raised, in one line."""
+    return f"{called(function)} raised {told(error)}"
+
+
+def called(function: Callable) -> str:
+    return f"{function.__module__}.{function.__name__}"
+
+
+def answer_call(call_tool: Callable, *arguments) -> str:
+    """What call_tool answers, or a Fault."""
+    try:
+        text = call_tool(*arguments)
+    except Exception as error:
+        return Fault(raised(call_tool, error))
+    return text if isinstance(text, str) else Fault(f"{called(call_tool)} returned no text but {text!r:.80}")

@@ -111,9 +111,10 @@ def count(episode: Episode) -> dict[str, int]:
 
 
 def shares(counts: dict[str, int]) -> dict[str, str]:
-    """The shares of HABITS in words, from sums of `count`."""
-    return {words: f"{counts.get(name, 0) / counts[of]:.1%} of {counts[of]}" if counts.get(of) else "-"
-            for name, (words, of) in HABITS.items()}
+    """The shares of HABITS in words, from sums of `count`; without those of which there was nothing to count, such as
+    paths in another world."""
+    return {words: f"{counts.get(name, 0) / counts[of]:.1%} of {counts[of]}"
+            for name, (words, of) in HABITS.items() if counts.get(of)}
 
 
 def keys(task: Task) -> dict[str, str]:

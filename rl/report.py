@@ -288,28 +288,35 @@ def curves(rows: list[dict], path: str | Path) -> None:
 
     points = [course(row) for row in rows if row["stage"] in PANELS]
     stages = [stage for stage in PANELS if any(point["stage"] == stage for point in points)]
-    figure = Figure(figsize=(13, 3.2 * max(1, len(stages))), layout="constrained")
+    figure = Figure(figsize=(13, 3.8 * max(1, len(stages))), layout="constrained")
     FigureCanvasAgg(figure)
     for stage, axes in zip(stages, figure.subplots(max(1, len(stages)), 4, squeeze=False), strict=False):
         steps = [point for point in points if point["stage"] == stage]
-        _success(axes[0], [row for row in rows if row["stage"] == "eval" and row["of"] == stage], steps)
+        measured = [row for row in rows if row["stage"] == "eval" and row["of"] == stage]
+        last = max(row["step"] for row in steps + measured)
+        _success(axes[0], measured, steps)
         for ax, (title, lines) in zip(axes[1:], PANELS[stage].items(), strict=True):
             for name, key in lines.items():
                 known = [point for point in steps if point[key] is not None]
                 if not known and len(lines) > 1:
                     continue
-                ax.plot([point["step"] for point in known], [point[key] for point in known], label=name)
-            ax.set(title=title, xlabel=f"{stage} step")
-            ax.legend(frameon=False)
+                ax.plot([point["step"] for point in known], [point[key] for point in known], label=name,
+                        marker="o" if len(known) == 1 else None)
+            ax.set(title=title, xlabel=f"{stage} step", ylim=(-0.02 * ax.get_ylim()[1], None))  # none is below 0
         for ax in axes:
             ax.grid(alpha=0.3)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.set_xlim(-0.04 * last, 1.04 * last)  # one for all of a stage, however many points there are
+            if ax.get_legend_handles_labels()[0]:
+                ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below
     figure.savefig(path, format="png", dpi=110)
 
 
 def _success(ax, measured: list[dict], steps: list[dict]) -> None:
     """Held-out success by temperature with its interval, by level, and the training reward behind it."""
     if steps and "reward" in steps[0]:
-        ax.plot([row["step"] for row in steps], [row["reward"] for row in steps], color="0.7", label="training reward")
+        ax.plot([row["step"] for row in steps], [row["reward"] for row in steps], color="0.7", label="training reward",
+                marker="o" if len(steps) == 1 else None)
     for temperature in sorted({row["temperature"] for row in measured}, reverse=True):
         own = [row for row in measured if row["temperature"] == temperature]
         x, y = [row["step"] for row in own], [row["success"] for row in own]
@@ -320,5 +327,3 @@ def _success(ax, measured: list[dict], steps: list[dict]) -> None:
             ax.plot(x, [row["levels"].get(level, {}).get("success") for row in own], linewidth=0.8,
                     linestyle="--" if temperature else ":", label=level)
     ax.set(title="success", xlabel="step", ylim=(-0.02, 1.02))
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize="small")

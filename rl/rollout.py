@@ -2,10 +2,11 @@
 from collections import Counter
 from collections.abc import Callable
 
-from rl.env import open_env
+from rl.env import Fault, answer_call, called, open_env, raised
 from rl.episode import Episode
 from rl.sampler import Completion, make_seed
 from rl.workers import open_workers
+from stl.monitor import Verdict
 
 
 def new_episodes(tasks: list, samples: int, *seed_parts) -> list[Episode]:
@@ -23,10 +24,10 @@ def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[
             ) -> list[Episode]:
     """Play `episodes` to their ends and return them, in their order.
 
-    Each ends as Episode.ending says. Errors that the tools raise on a model's text would be faults of ours; text from
-    a model leads to readable tool answers, never to exceptions. While config.tool_workers processes run the tools, the
-    sampler goes on with the other episodes: what an episode says does not depend on when its answers come, but who is
-    sampled beside whom does, and so does the rounding of a sampler that rounds differently in another batch.
+    Each ends as Episode.ending says; a tool or grader that raises is a fault of the task world, and ends one episode.
+    While config.tool_workers processes run the tools, the sampler goes on with the other episodes: what an episode
+    says does not depend on when its answers come, but who is sampled beside whom does, and so does the rounding of a
+    sampler that rounds differently in another batch.
     """
     workers = open_workers(config.tool_workers, config.tool_seconds)
     workers.forget()
@@ -89,15 +90,21 @@ def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
 
 
 def finish(episode: Episode, text: str, grade: Callable) -> None:
-    """Grade the final message. A fault of the grader's own is counted as the ending "error", and costs one reward."""
+    """Grade the final message; a grader that raises makes it fail."""
     try:
         verdict = grade(episode.task, text)
-    except Exception as error:  # train.py stops a run in which this is not rare
-        episode.messages.append({"role": "error", "content": f"{type(error).__name__}: {error}"})
-        episode.end("error")
-        return
+    except Exception as error:
+        return fail(episode, raised(grade, error))
+    if not isinstance(verdict, Verdict):
+        return fail(episode, f"{called(grade)} returned no stl.monitor.Verdict but {verdict!r:.80}")
     answered = "<answer>" in text and "</answer>" in text
     episode.end("answer" if answered else "no answer", verdict)
+
+
+def fail(episode: Episode, reason: str) -> None:
+    """End the episode without a reward, by a fault of the task world; train.py stops a run where this is not rare."""
+    episode.messages.append({"role": "error", "content": reason})
+    episode.end("error")
 
 
 def what_to_run(place: int, call, task, config) -> str | tuple:
@@ -108,13 +115,15 @@ def what_to_run(place: int, call, task, config) -> str | tuple:
         return f"Error: {call.error}."
     if not config.tools:
         return "Error: there are no tools here; answer directly."
-    return open_env(config.env).call_tool, task, call.name, call.arguments, config.tool_manner
+    return answer_call, open_env(config.env).call_tool, task, call.name, call.arguments, config.tool_manner
 
 
 def take_answers(chat, episode: Episode, texts: list[str], config) -> None:
-    """Append the answers to the last turn's calls, unless they no longer fit."""
+    """Append the answers to the last turn's calls, unless they no longer fit or a tool raised."""
     episode.calls = []
     for i, text in enumerate(texts):
+        if isinstance(text, Fault):
+            return fail(episode, str(text))
         episode.messages.append({"role": "tool", "tool_call_id": f"call_{i}", "content": text})
     ids = chat.tool_turn(texts)
     if len(episode.ids) + len(ids) >= config.max_tokens:

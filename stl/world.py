@@ -1,6 +1,7 @@
 """Tasks: a map of axis-aligned rectangles, a square robot, and the formulas its path must satisfy; JSON in and out.
 
-Metres, seconds, m/s. Everything is checked when a task is loaded, so that the rest of stl/ need not check again.
+docs/task.json is one; the class Task has its fields. Metres, seconds, m/s. Everything is checked when a task is loaded,
+so that the rest of stl/ need not check again.
 """
 
 from __future__ import annotations
