@@ -6,7 +6,8 @@
     torchrun --nproc-per-node 4 train.py --config l8.py      on four of them, which share each step's work
     python train.py --steps=40 --lr=2e-5     any setting of rl/config.py can be changed by --key=value
 
-Stop it at any time, even with kill -9: the same command goes on where it was. Everything is written to runs/NAME.
+Stop it at any time, even with kill -9: the same command goes on where it was. A run is written to runs/NAME; data/
+keeps the demonstrations and tasks that were made, and may be deleted: what is needed is made again.
 """
 import math
 import signal
@@ -17,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while all this is imported: no traceback
+
 import numpy as np
 import torch
 from tqdm import tqdm
@@ -26,6 +30,7 @@ from model.optim import AdamW, Chain, Muon
 from rl import cli, dist, report
 from rl.config import Config, ConfigError, load_config, replace
 from rl.dryrun import dry_run
+from rl.env import EnvFault
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner, sampler_logprobs
@@ -34,7 +39,7 @@ from rl.lessons import file_digest, lessons, sft_batch
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, resume_policy
 from rl.probe import prove
-from rl.run import Checkpoint, Run, run_folder
+from rl.run import Checkpoint, Run, latest_checkpoint, run_folder
 from rl.tasks import TaskStream, held_out
 
 
@@ -49,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     if stray := [item for item in overrides if not item.startswith("--")]:
         parser.error(f"unexpected {stray[0]!r}: settings are written --KEY=VALUE")
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def work() -> None:
         config = load_config(args.config, overrides)
@@ -87,18 +94,22 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
             print(f"{folder} is finished: curves in {folder}/curves.png; give --new for another run")
             return
         print(f"{folder}: {config.about}" if config.about else folder, flush=True)
+        ledger = Ledger(folder, config)
         if config.imitates:
-            imitate(config, run)
+            imitate(config, run, ledger)
         if config.steps:
             if config.device == "cuda":
                 show_plan(replace(config, model=str(model or "")))  # the first step says how it compares
-            reinforce(config, run)
+            reinforce(config, run, ledger)
         rows, path = run.rows(), folder / "curves.png"
         dist.on_first(lambda: report.curves(rows, path))
         run.finish()
-        print(f"done: curves in {folder}/curves.png; try python sample.py --policy {folder}")
+        if config.sampler != "script":  # of a dry run nothing is left
+            print(f"done: curves in {folder}/curves.png; try python sample.py --policy {folder}")
     except KeyboardInterrupt:
-        print(f"\n{folder}: stopped; the same command goes on from here", file=sys.stderr)
+        last = latest_checkpoint(folder)
+        words = f"after {last.stage} step {last.step}" if last else "from the beginning"
+        print(f"\n{folder}: stopped; the same command goes on {words}", file=sys.stderr)
         raise
     finally:
         run.close()
@@ -107,7 +118,7 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 # ------------------------------------------------------------------------------------------------------- imitation
 
 
-def imitate(config: Config, run: Run) -> None:
+def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
     last, asked = run.latest("sft"), config.sft_steps or config.sft_epochs
     over = last is not None and last.state["stopped"]
@@ -123,14 +134,16 @@ def imitate(config: Config, run: Run) -> None:
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
     run.rewind("sft", last.step if last else 0)
-    step = last.step if over else learn(config, policy, run, tasks, last, {"data": digest, "asked": asked})
+    state = {"data": digest, "asked": asked}
+    step = last.step if over else learn(config, policy, run, ledger, tasks, last, state)
     for heat in (config.temperature, 0.0):
-        measure_sft(policy, run, tasks, step, heat)
+        measure_sft(policy, run, ledger, tasks, step, heat)
     if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
         policy.close()
 
 
-def learn(config: Config, policy: Policy, run: Run, tasks: list, last: Checkpoint | None, state: dict) -> int:
+def learn(config: Config, policy: Policy, run: Run, ledger: Ledger, tasks: list, last: Checkpoint | None, state: dict
+          ) -> int:
     """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with each
     checkpoint."""
     optimizer = sft_optimizer(config, policy)
@@ -141,28 +154,31 @@ def learn(config: Config, policy: Policy, run: Run, tasks: list, last: Checkpoin
     data, kept_back = lessons(config, policy, tasks)
     total = config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
     policy.sampler.release()  # the trainer has the device first
-    bar, saved = tqdm(total=total, initial=step, desc="imitation", unit="step"), time.monotonic()
-    while not stopped and step < total:
-        began = time.monotonic()
-        optimizer.scale_lr(rate(config, step, total))
-        batch = sft_batch(config, data, step)
-        with policy.uploaded():
-            stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
-        step += 1
-        due = step >= max(1, config.sft_eval_from) and step % (config.sft_eval_every or math.inf) == 0
-        if kept_back and (due or step == total):
-            stats["held_out_loss"] = mean_loss(policy, learner, kept_back)
-        run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}})
-        bar.set_postfix(loss=f"{stats['loss']:.3f}")
-        bar.update()
-        if due:
-            success = measure_sft(policy, run, tasks, step, config.temperature)
-        stopped = due and enough(config, run, success) or step == total
-        if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
-            run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
-                     lambda folder: save_model(policy, folder))
-            saved = time.monotonic()
-    bar.close()
+    saved = time.monotonic()
+    with tqdm(total=total, initial=step, desc="imitation", unit="step") as bar:
+        while not stopped and step < total:
+            began = time.monotonic()
+            optimizer.scale_lr(rate(config, step, total))
+            batch = sft_batch(config, data, step)
+            with policy.uploaded():
+                stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
+            step += 1
+            due = step >= max(1, config.sft_eval_from) and step % (config.sft_eval_every or math.inf) == 0
+            if kept_back and (due or step == total):
+                stats["held_out_loss"] = mean_loss(policy, learner, kept_back)
+            seconds = time.monotonic() - began
+            run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": seconds}})
+            ledger.enter({"trained": stats["tokens"]}, {"imitation": seconds}, write=False)
+            bar.set_postfix(loss=f"{stats['loss']:.3f}", refresh=False)
+            bar.update()
+            if due:
+                success = measure_sft(policy, run, ledger, tasks, step, config.temperature)
+            stopped = due and enough(config, run, success) or step == total
+            if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
+                run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
+                         lambda folder: save_model(policy, folder))
+                ledger.enter({}, {})
+                saved = time.monotonic()
     return step
 
 
@@ -174,11 +190,11 @@ def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> floa
     return -sum(loss for loss, _ in sums) / max(1, sum(tokens for _, tokens in sums))
 
 
-def measure_sft(policy: Policy, run: Run, tasks: list, step: int, temperature: float) -> float:
+def measure_sft(policy: Policy, run: Run, ledger: Ledger, tasks: list, step: int, temperature: float) -> float:
     """Held-out success of the weights as they are after `step`."""
     if policy.sampler.version != step:
         policy.sampler.load(step)
-    return evaluate(policy, run, tasks, "sft", step, temperature)
+    return evaluate(policy, run, ledger, tasks, "sft", step, temperature)
 
 
 def enough(config: Config, run: Run, success: float) -> bool:
@@ -223,9 +239,9 @@ def rate(config: Config, step: int, total: int) -> float:
 # -------------------------------------------------------------------------------------------- reinforcement (GRPO)
 
 
-def reinforce(config: Config, run: Run) -> None:
+def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     """GRPO: sample groups of episodes, grade them exactly, move the adapter towards what beat its group's mean."""
-    base, last, ledger = run.latest("sft"), run.latest("grpo"), Ledger(run.folder, config)
+    base, last = run.latest("sft"), run.latest("grpo")
     policy = resume_policy(config, base, last, adapter=True)
     optimizer = AdamW(policy.adapter.parameters(), config.lr, config.betas, weight_decay=config.weight_decay)
     learner = Learner(policy.model, policy.adapter.parameters(), optimizer, config, config.device, policy.chat.size)
@@ -234,35 +250,29 @@ def reinforce(config: Config, run: Run) -> None:
         optimizer.load(last.tensors("optimizer"))
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
-    bar, saving = tqdm(total=config.steps, initial=step, desc="grpo", unit="step"), {}
-
-    def measure(temperature: float) -> None:
-        with (clock := Clock())("evaluate"):
-            evaluate(policy, run, tasks, "grpo", step, temperature)
-        ledger.enter({}, clock.seconds)
-
-    while True:
-        if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
-            prove(policy, tqdm.write)
-        if (config.eval_every and step % config.eval_every == 0) or step >= config.steps:
-            measure(config.temperature)
-        if step >= config.steps:  # more: --force has set fewer steps than were done
-            break
-        step += 1
-        row = grpo_step(config, run, policy, learner, stream, step)
-        row["time"] |= saving  # of the checkpoint before
-        run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
-        with (clock := Clock())("checkpoint"):
-            run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
-                     lambda folder: save_adapter(policy.adapter, folder, policy.base))
-        saving, row["time"] = clock.seconds, row["time"] | clock.seconds
-        bar.write(f"{step_line(row)}\n{ledger.step(row)}")
-        if "memory" in row and step == begun + 1:
-            bar.write(against_plan(config, policy.model.config, row["memory"]))
-        warn_of_mismatch(config, row, bar.write)
-        bar.update()
-    bar.close()
-    measure(0.0)
+    saving: dict[str, float] = {}
+    with tqdm(total=config.steps, initial=step, desc="grpo", unit="step") as bar:
+        while True:
+            if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
+                prove(policy, tqdm.write)
+            if (config.eval_every and step % config.eval_every == 0) or step >= config.steps:
+                evaluate(policy, run, ledger, tasks, "grpo", step, config.temperature)
+            if step >= config.steps:  # more: --force has set fewer steps than were done
+                break
+            step += 1
+            row = grpo_step(config, run, policy, learner, stream, step)
+            row["time"] |= saving  # of the checkpoint before
+            run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
+            with (clock := Clock())("checkpoint"):
+                run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
+                         lambda folder: save_adapter(policy.adapter, folder, policy.base))
+            saving, row["time"] = clock.seconds, row["time"] | clock.seconds
+            bar.write(f"{step_line(row)}\n{ledger.step(row)}")
+            if "memory" in row and step == begun + 1:
+                bar.write(against_plan(config, policy.model.config, row["memory"]))
+            warn_of_mismatch(config, row, bar.write)
+            bar.update()
+    evaluate(policy, run, ledger, tasks, "grpo", step, 0.0)
 
 
 def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int) -> dict:
@@ -356,17 +366,19 @@ def advantages_of(batch: list[Episode], config: Config) -> list[float]:
 
 
 def check_errors(episodes: list[Episode]) -> None:
-    """Stop a run whose grader fails on more than one episode in twenty: its rewards would mean nothing."""
+    """Stop a run whose tools or grader fail on more than one episode in twenty: its rewards would mean nothing."""
     failed = [episode for episode in episodes if episode.ending == "error"]
     if len(failed) > 0.05 * len(episodes):
-        raise RuntimeError(f"the grader failed on {len(failed)} of {len(episodes)} episodes, first with: "
-                           f"{failed[0].messages[-1]['content']}")
+        raise EnvFault(f"the task world failed on {len(failed)} of {len(episodes)} episodes, first on task "
+                       f"{failed[0].task.id}: {failed[0].messages[-1]['content']}; once it is mended, the same command "
+                       "goes on from here")
 
 
 # ------------------------------------------------------------------------------------------------------------ both
 
 
-def evaluate(policy: Policy, run: Run, tasks: list, stage: str, step: int, temperature: float) -> float:
+def evaluate(policy: Policy, run: Run, ledger: Ledger, tasks: list, stage: str, step: int, temperature: float
+             ) -> float:
     """Held-out success, one episode a task, unless it is in the log already.
 
     Training does not notice: no weight changes, and an episode's random numbers are its own.
@@ -376,8 +388,10 @@ def evaluate(policy: Policy, run: Run, tasks: list, stage: str, step: int, tempe
         began, row = time.monotonic(), {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
         with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
             episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda episode: bar.update())
+        check_errors(episodes)  # before they are counted
         row |= report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
         run.log(row)
+        ledger.enter({}, {"evaluate": row["time"]["seconds"]})
         tqdm.write(eval_line(row))
     return row["success"]
 
@@ -398,17 +412,18 @@ def warn_of_mismatch(config: Config, row: dict, say) -> None:
 
 def step_line(row: dict) -> str:
     """A GRPO step in one line."""
-    def mean(key):
+    def mean(key: str, form: str = ".3f") -> str:
         values = [stats[key] for stats in row["learner"] if key in stats]
-        return sum(values) / len(values) if values else float("nan")
+        return format(sum(values) / len(values), form) if values else "-"
 
     levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
     endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
     seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
     kept = f"{sum(row['kept'].values())} of {row['tasks']} groups kept  " if "kept" in row else ""
-    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}entropy {mean('entropy'):.3f}  "
-            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  "
-            f"clipped {mean('clip_low'):.3f}/{mean('clip_high'):.3f}  mismatch {mean('mismatch_mean'):.1e}  {seconds}")
+    update = (f"entropy {mean('entropy')}  clipped {mean('clip_low')}/{mean('clip_high')}  "
+              f"mismatch {mean('mismatch_mean', '.1e')}") if mean("entropy") != "-" else "no mixed group, no update"
+    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}"
+            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  {update}  {seconds}")
 
 
 def eval_line(row: dict) -> str:

@@ -1,14 +1,15 @@
-"""The main run: Qwen3.5-9B learns with tools on all levels, half of the tasks L8. One H100 80 GB, two to three days.
+"""The main run: Qwen3.5-9B learns with tools on all levels, half of the tasks L8. One H100 80 GB.
 
-The reference is a technical post, "From Words to Waypoints", which trained the same model with verl; "not said" marks
-what it leaves open, with the reason for the value here. `python train.py --config l8.py --plan` prints what fits.
+The reference is a technical post, "From Words to Waypoints", which trained the same model with verl in two to three
+days, interruptions included; "not said" marks what it leaves open, with the reason for the value here.
+`python train.py --config l8.py --plan` prints what fits, and the time that is expected.
 """
 from model.lora import TARGETS
 from rl.config import Config
 
 config = Config(
     name="l8",
-    about="GRPO on Qwen3.5-9B with tools; one H100 80 GB, two to three days",
+    about="GRPO on Qwen3.5-9B with tools; one H100 80 GB (the post took two to three days)",
     seed=0,  # not said
     # The policy
     model="Qwen/Qwen3.5-9B",  # fetched from the Hugging Face hub, 18 GB; --model=FOLDER where it lies on the disk

@@ -9,7 +9,7 @@ from rl.config import replace
 config = replace(
     l8,
     name="l8_distilled",
-    about="GRPO on Qwen3.5-9B with tools, after imitation of a teacher; one H100 80 GB, one to two days",
+    about="GRPO on Qwen3.5-9B with tools, after imitation of a teacher; one H100 80 GB",
     adapter="runs/sft",  # what that run came to, or a folder in PEFT's format of the same rank and alpha; to begin with
     steps=40,  # as there
 )

@@ -6,7 +6,7 @@ from rl.config import replace
 config = replace(
     l8,
     name="l8_thinking",
-    about="GRPO on Qwen3.5-9B with tools and thinking; one H100 80 GB, four to five days",
+    about="GRPO on Qwen3.5-9B with tools and thinking; one H100 80 GB",
     thinking=True,
     max_turn_tokens=16384,  # ours: thoughts count as part of a turn
 )

@@ -316,8 +316,8 @@ its probability went from {np.exp(before):.3f} to {np.exp(after):.3f}. The sampl
 {rows}
 
 Of the {len(episodes)} episodes before the step a share of {np.mean([x.reward for x in episodes]):.3f} was right, of 64
-fresh ones by version 1 it is {np.mean([x.reward for x in fresh]):.3f}. That was a step of GRPO. The main run takes 80
-of them, with 256 episodes of 32 tasks each.
+fresh ones by version 1 it is {np.mean([x.reward for x in fresh]):.3f}. That was a step of GRPO. The main run,
+configs/l8.py, takes 80 of them, with 256 episodes of 32 tasks each.
 """
 
 

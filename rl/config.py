@@ -71,7 +71,7 @@ class Config:
     sft_muon_lr: float = 0.02
     sft_warmup: int = 30  # steps
     sft_decay: float = 0.4  # the last share of sft_steps in which the rate falls linearly to zero
-    sft_noise: float = 0.0  # share of demonstrations with a random order or a coin-flip avoid
+    sft_noise: float = 0.0  # the expert forgets each leg's wait, and a task's regions to avoid, with this probability
     sft_tasks: int = 0  # demonstrations made; batches go round them in a seeded shuffle
     sft_eval_every: int = 0  # steps between held-out measurements (0: only at the end)
     sft_eval_from: int = 0  # the first step that may be measured
@@ -247,10 +247,10 @@ def check_mix(field: str, mix: dict | None, levels: tuple[str, ...]) -> None:
 
 
 def nearest(name: str, known) -> str:
-    """'; did you mean X?' or the list of what is known, or of its beginning."""
+    """'; did you mean X?', or the list of what is known, or where it stands if that is long."""
     close, known = difflib.get_close_matches(name, known, n=1), list(known)
-    more = f" and {len(known) - 20} more, see rl/config.py" if len(known) > 20 else ""
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known[:20])}{more}"
+    told = f"known: {', '.join(known)}" if len(known) <= 20 else "rl/config.py has them all"
+    return f"; did you mean {close[0]}?" if close else f"; {told}"
 
 
 def kinds(field: dataclasses.Field) -> tuple[type, ...]:

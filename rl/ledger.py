@@ -43,15 +43,16 @@ def against_plan(config: Config, shape: ModelConfig, peaks: dict[str, int]) -> s
 
 
 class Ledger:
-    """Sums over all processes of a run, in its cost.json: what has been paid for, work that was lost and done again
-    too. A process that is killed has not entered what it did since its last step or measurement."""
+    """Sums over all processes of a run and both its stages, in its cost.json: what has been paid for, work that was
+    lost and done again too. A process that is killed has not entered what it did since its last step of GRPO,
+    measurement or checkpoint. "sampled", "trained": tokens; "flops" are those of GRPO."""
 
     def __init__(self, folder: Path, config: Config):
         self.path, self.config, self.entered = folder / "cost.json", config, time.monotonic()
         self.sums = json.loads(self.path.read_bytes()) if self.path.exists() else {
             "seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}}
 
-    def enter(self, row: dict, phases: dict[str, float]) -> None:
+    def enter(self, row: dict, phases: dict[str, float], write: bool = True) -> None:
         """Add a row of the metrics, the seconds of its phases, and the time since the last entry."""
         sums, now = self.sums, time.monotonic()
         sums["seconds"] += now - self.entered
@@ -62,7 +63,7 @@ class Ledger:
         for name, new in (("flops", row.get("flops", {})), ("phases", phases)):
             for key, value in new.items():
                 sums[name][key] = sums[name].get(key, 0) + value
-        if dist.rank() == 0:
+        if write and dist.rank() == 0:
             write_json(self.path, sums)
 
     def step(self, row: dict) -> str:

@@ -10,7 +10,7 @@ from rl.env import open_env
 from rl.episode import Episode
 from rl.policy import Policy
 from rl.run import Checkpoint
-from rl.tasks import demonstrations, reserved
+from rl.tasks import demonstrations, read_lines, reserved, robot_of
 from rl.teacher import read_conversations
 
 
@@ -23,7 +23,8 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
     """
     if not config.sft_file:
         return [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)], []
-    found, left_out, taken = [], Counter(), reserved() | {task.hash(): task.id for task in tasks}
+    robots = {robot for _, robot in read_lines(config.sft_file, lambda row: robot_of(row["task"]))}
+    found, left_out, taken = [], Counter(), reserved(robots) | {task.hash(): task.id for task in tasks}
     for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
         if row["hash"] in taken:
             raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation "

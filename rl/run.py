@@ -124,7 +124,7 @@ class Run:
 
         What depends on time stands under row["time"], so that everything else can be compared to the bit.
         """
-        with _writing(self._metrics), open(self._metrics, "ab") as file:
+        with writing(self._metrics), open(self._metrics, "ab") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -147,7 +147,7 @@ class Run:
 
         name = f"{stage}-{step:06d}"
         final, temporary = (self.folder / "checkpoints" / (prefix + name) for prefix in ("", "tmp-"))
-        with _writing(final):
+        with writing(final):
             temporary.mkdir()
             for key, tensors in files.items():  # in a folder of their own: a reader of models takes all beside it
                 (temporary / "trainer").mkdir(exist_ok=True)
@@ -268,11 +268,11 @@ def best_checkpoint(folder: str | Path, stage: str = "grpo") -> Path | None:
 
 
 def read_settings(folder: str | Path) -> dict:
-    """The settings of a run, for rl.config.from_json. RunError if the folder is not a run."""
+    """The settings of a run, for rl.config.from_json. RunError if they cannot be read."""
     try:
         return json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder}: not a run folder: config.json cannot be read ({error})") from None
+        raise RunError(f"{folder}/config.json: cannot be read ({error}); is it a run folder?") from None
 
 
 def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
@@ -300,7 +300,7 @@ def versions() -> dict:
 def write_file(path: Path, content: bytes) -> None:
     """Write `path` so that it is either as before or complete, even if the machine stops. RunError on a full disk."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with _writing(path):
+    with writing(path):
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
@@ -309,14 +309,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What cannot be written to a full disk, as a RunError that says how to go on."""
+def writing(path: Path) -> Iterator[None]:
+    """What cannot be written, such as to a full disk, as a RunError that says how to go on."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RunError(f"{path}: cannot be written ({reason}); what was there is whole: once there is room, the same "
-                       "command goes on from the last checkpoint") from None
+        raise RunError(f"{path}: cannot be written ({reason}); what was there is whole: mend that, and "
+                       "give the same command again") from None
 
 
 def write_json(path: Path, data: dict) -> None:

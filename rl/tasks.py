@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import multiprocessing
 import os
-import signal
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from tqdm import tqdm
 
 from rl import cli
 from rl.env import STL, open_env
+from rl.run import writing
+from rl.workers import Workers
 from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
 from stl.world import Task
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from rl.config import Config
 
 CHUNK = 16  # tasks that a worker makes at a time
-PART = 1000  # tasks to keep out that are made before they are kept; starting the workers takes a second
+PART = 1000  # tasks in one file, the most that a kill loses
 SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
@@ -63,21 +66,18 @@ def held_out(eval_mix: dict[str, int], env: str = STL) -> list:
 def demonstrations(config: Config, count: int, folder: str | Path = "data") -> list[dict]:
     """`count` conversations of the scripted expert: {"task": its JSON, "messages": assistant and tool messages}.
 
-    Tasks of the split "sft" with levels in the proportions of config.mix; a share config.sft_noise of them errs on
-    purpose. Made on all cores and kept in `folder` under a hash of all that decides them, this code included.
+    Tasks of the split "sft" with levels in the proportions of config.mix; how careless the expert is says
+    config.sft_noise. Kept as `_keep` says.
     """
     settings = {"env": config.env, "seed": config.seed, "noise": config.sft_noise, "tools": config.tools,
                 "explain": "plan" if config.chat == "compact" else "normal"}
     jobs = [(level, index, settings) for index, level in enumerate(proportional(config.mix, count))]
-    path = Path(folder) / f"demonstrations-{_fingerprint(jobs, open_env(config.env).demonstrate)}.jsonl"
-    if not path.exists():
-        _write(path, _make(_demonstrate, jobs, "demonstrations"))
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return list(map(json.loads, _keep(_demonstrate, jobs, "demonstrations", folder, open_env(config.env).demonstrate)))
 
 
-def named_tasks(name: str) -> list[Task]:
+def named_tasks(name: str, folder: str | Path = "data") -> list[Task]:
     """The tasks that a user names: a set ("distill"), the first of a split by level ("sft:L0=3000,L1=5"), or a file
-    with a task's JSON on each line. Raises UsageError."""
+    with a task's JSON on each line. Kept as `_keep` says. Raises UsageError."""
     split, colon, counts = name.partition(":")
     if Path(name).is_file():
         return [task for _, task in read_lines(name, Task.from_json)]
@@ -86,7 +86,7 @@ def named_tasks(name: str) -> list[Task]:
                              "as sft:L0=3000,L1=5")
     mix = SETS[name] if name in SETS else dict(map(_count, counts.split(",")))
     jobs = [(level, split, index) for level, n in mix.items() for index in range(n)]
-    return [Task.from_json(json.loads(line)) for _, line in _make(_task_line, jobs, "tasks")]
+    return [Task.from_json(json.loads(line)) for line in _keep(_task_line, jobs, "tasks", folder)]
 
 
 def _count(text: str) -> tuple[str, int]:
@@ -109,20 +109,26 @@ def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]
                 raise cli.UsageError(f"{path}, line {i}: {str(error)[:300]}") from None
 
 
-def reserved(folder: str | Path = "data") -> dict[str, str]:
-    """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Made on all cores,
-    and kept in `folder` under a hash of the code that makes them, PART by PART, so that a kill loses little."""
-    jobs = [(level, split, i) for split in ("eval", "rl") for level, n in SETS[split].items() for i in range(n)]
+def reserved(robots: Iterable[tuple[float, float]] | None = None, folder: str | Path = "data") -> dict[str, str]:
+    """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Kept as `_keep`
+    says.
+
+    `robots`: only of levels with one of these (half width, v_max). The hash contains them and a level has one pair, so
+    no task with another pair can be among the rest; what a task is called says nothing.
+    """
+    pairs = {level: make_task(level, "eval", 0).robot for split in ("eval", "rl") for level in SETS[split]}
+    levels = [level for level, robot in pairs.items() if robots is None or (robot.half_width, robot.v_max) in robots]
     found: dict[str, str] = {}
-    for start in range(0, len(jobs), PART):
-        part = jobs[start : start + PART]
-        path = Path(folder) / f"reserved-{_fingerprint(part, make_task)}.json"
-        if not path.exists():
-            made = _make(_task_line, part, f"evaluation and RL tasks, to keep out ({len(jobs) - start} to go)")
-            names = {digest: "-".join(map(str, job)) for job, (digest, _) in zip(part, made, strict=True)}
-            _write(path, [json.dumps(names)])
-        found |= json.loads(path.read_text())
+    for level in levels:  # the files do not depend on what else is asked for
+        jobs = [(level, split, i) for split in ("eval", "rl") for i in range(SETS[split].get(level, 0))]
+        digests = _keep(_task_hash, jobs, f"tasks of {level} to keep out", folder)
+        found |= {digest: "-".join(map(str, job)) for digest, job in zip(digests, jobs, strict=True)}
     return found
+
+
+def robot_of(task: dict) -> tuple[float, float]:
+    """(half width, v_max) in a task's JSON."""
+    return float(task["robot"]["half_width"]), float(task["robot"]["v_max"])
 
 
 def proportional(mix: dict[str, int], count: int) -> list[str]:
@@ -145,8 +151,9 @@ def make_sets(folder: str | Path, sets: dict[str, dict[str, int]]) -> dict:
     RuntimeError if some task is there twice, within a set or in two of them: no two may differ in name alone.
     """
     folder = Path(folder)
+    cli.check_folder(str(folder), folder)
     jobs = [(level, split, i) for split, counts in sets.items() for level, n in counts.items() for i in range(n)]
-    made = _make(_task_line, jobs, "tasks")
+    made = list(_make(_task_hash_and_line, jobs, "tasks"))
     if twice := [digest for digest, n in Counter(digest for digest, _ in made).items() if n > 1]:
         names = [f"{job}" for job, (digest, _) in zip(jobs, made, strict=True) if digest in twice]
         raise RuntimeError(f"the same task under several names: {', '.join(names)}")
@@ -162,25 +169,70 @@ def make_sets(folder: str | Path, sets: dict[str, dict[str, int]]) -> dict:
 
 def _write(path: Path, lines: list[str]) -> None:
     """The whole file or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text("".join(f"{line}\n" for line in lines))
-    temporary.replace(path)
+    with writing(path):
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        temporary.replace(path)
 
 
-def _make(work: Callable, jobs: list[tuple], what: str) -> list:
-    """The work done for each job on all cores; in this process if the jobs are too few to be worth starting others."""
-    bar = {"total": len(jobs), "desc": what, "unit": " tasks", "disable": len(jobs) <= CHUNK}
-    workers = min(cores(), len(jobs) // CHUNK)
-    if workers < 2:
-        return [work(job) for job in tqdm(jobs, **bar)]
-    with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupt) as pool:
-        return list(tqdm(pool.imap(work, jobs, CHUNK), **bar))
+def _keep(work: Callable, jobs: list[tuple], what: str, folder: str | Path, code: Callable = make_task) -> list[str]:
+    """The line that `work` makes of each job, on all cores, and kept in `folder` PART by PART under a hash of all that
+    decides them: the jobs, this code and that of the folder where `code` is. UsageError if nothing can be kept there.
+    """
+    name = Path(folder) / what.replace(" ", "-")
+    parts = [jobs[start:start + PART] for start in range(0, len(jobs), PART)]
+    paths = [Path(f"{name}-{_fingerprint(part, code)}.jsonl") for part in parts]
+    missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not path.exists()]
+    if missing:
+        cli.check_folder(f"{folder}, where {what} are kept", Path(folder))
+        with closing(_make(work, [job for _, part in missing for job in part], what)) as made:
+            for path, part in missing:
+                _write(path, list(islice(made, len(part))))
+    return [line for path in paths for line in path.read_text().splitlines()]
 
 
-def _task_line(job: tuple[str, str, int]) -> tuple[str, str]:
+def _make(work: Callable, jobs: list[tuple], what: str) -> Iterator:
+    """The work done for each job, on all cores; in this process if the jobs are too few to be worth starting others."""
+    count, chunks = min(cores(), len(jobs) // CHUNK), [jobs[i:i + CHUNK] for i in range(0, len(jobs), CHUNK)]
+    with tqdm(total=len(jobs), desc=what, unit="", disable=len(jobs) <= CHUNK) as bar:
+        if count < 2:
+            for job in jobs:
+                yield work(job)
+                bar.update()
+            return
+        with closing(Workers(count, 0)) as workers:  # without torch or the script, and deaf to Ctrl-C
+            for number, chunk in enumerate(chunks):
+                workers.submit(number, [(_do_all, work, chunk)])
+            done: dict[int, list] = {}
+            for number in range(len(chunks)):
+                while number not in done:
+                    for key, (results,) in workers.collect(block=True):
+                        if isinstance(results, str):
+                            raise RuntimeError(f"{what}: {results}")
+                        done[key] = results
+                        bar.update(len(results))
+                yield from done.pop(number)
+
+
+def _do_all(work: Callable, jobs: list[tuple]) -> list | str:
+    """In a worker: the results, or the traceback of what went wrong."""
+    try:
+        return [work(job) for job in jobs]
+    except Exception:
+        return traceback.format_exc()
+
+
+def _task_hash_and_line(job: tuple[str, str, int]) -> tuple[str, str]:
     task = make_task(*job)
     return task.hash(), json.dumps(task.to_json())
+
+
+def _task_hash(job: tuple[str, str, int]) -> str:
+    return make_task(*job).hash()
+
+
+def _task_line(job: tuple[str, str, int]) -> str:
+    return json.dumps(make_task(*job).to_json())
 
 
 def _demonstrate(job: tuple) -> str:
@@ -192,15 +244,10 @@ def _demonstrate(job: tuple) -> str:
     return json.dumps({"task": task.to_json(), "messages": messages})
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C is for the parent, which ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _fingerprint(jobs: list[tuple], expert: Callable) -> str:
-    """Short hash of the jobs and of the code that does them, the folder of the `expert`."""
+def _fingerprint(jobs: list[tuple], code: Callable) -> str:
+    """Short hash of the jobs and of the code that does them: this file and those beside the one of `code`."""
     digest = hashlib.sha256(json.dumps(jobs).encode())
-    for path in [Path(__file__), *sorted(Path(inspect.getfile(expert)).parent.glob("*.py"))]:
+    for path in [Path(__file__), *sorted(Path(inspect.getfile(code)).parent.glob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -222,4 +269,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    from rl.tasks import main  # under the module's own name, by which workers find its functions
+
     sys.exit(main())

@@ -330,7 +330,8 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
     config = policy.config or config
     if config.env != STL:
         raise TeacherError(f"env = {config.env!r}: only tasks of the STL world can be collected, as they have a hash")
-    wanted, taken = {task.hash(): task for task in tasks}, reserved()
+    wanted = {task.hash(): task for task in tasks}
+    taken = reserved({(task.robot.half_width, task.robot.v_max) for task in tasks})
     for digest in wanted.keys() & taken.keys():
         raise TeacherError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
                            "nothing may be learnt from them here; a teacher is measured by eval.py --policy api")

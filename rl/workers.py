@@ -1,4 +1,5 @@
-"""Tool calls in processes of their own: the sampler goes on meanwhile, and a call that hangs costs one answer.
+"""Calls, of tools above all, in processes of their own: the sampler goes on meanwhile, and a call that hangs costs one
+answer.
 
 A worker reads pickled calls from its standard input and writes their results to its standard output. It knows nothing
 of torch or a GPU. It ends when its input does, as it also does when the parent is killed; its own timer ends it in
@@ -33,7 +34,8 @@ class Job:
 
 
 class Workers:
-    """Runs the calls of whole turns in `count` processes, `seconds` for each call; 0 processes: at once, in this one.
+    """Runs the calls of whole turns in `count` processes, `seconds` for each call (0: no limit); 0 processes: at once,
+    in this one.
 
     Answers come back in the order in which turns are done; a turn's own are in the order of its calls.
     """
@@ -81,6 +83,12 @@ class Workers:
         """Drop all calls: what workers are still busy with goes to a list that nobody reads."""
         self.queue.clear()
         self.finished, self.deaths = [], 0
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+        for process in self.processes:
+            with process:  # closes its pipes and waits for it
+                process.kill()
 
     def _start(self) -> subprocess.Popen:
         command = START.format(path=sys.path, seconds=self.seconds)

@@ -64,6 +64,10 @@ def test_a_run_to_its_end(undisturbed):
         assert sum(stats["tokens"] for stats in row["learner"]) == sum(sum(e["mask"]) for e in episodes)
         assert all(stats["mismatch_max"] < 1e-4 for stats in row["learner"] if stats["steps"])
         assert {e["version"] for e in episodes} == {row["step"] - 1}
+    cost, said = json.loads((folder / "cost.json").read_text()), [row for row in rows if row["stage"] == "sft"]
+    assert cost["trained"] == sum(row["tokens"] for row in said) + sum(row["trained"] for row in steps)
+    assert cost["phases"].keys() > {"imitation", "evaluate", "sample", "update"}
+    assert cost["seconds"] > sum(cost["phases"].values())
     assert (folder / "curves.png").stat().st_size > 5000
     assert {path.name for path in (folder / "checkpoints/sft-000012").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "trainer"}
@@ -82,6 +86,13 @@ def test_kills_at_random_moments(tmp_path, kills):
     assert done.stdout.startswith(f"{kills} kills in "), done.stdout
 
 
+def test_ctrl_c_during_the_imports_is_no_traceback(tmp_path):
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run([sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')",
+                           ROOT / "train.py"], env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert done.returncode == -signal.SIGINT and not done.stderr
+
+
 def test_a_spot_machines_warning(undisturbed, tmp_path):
     """SIGTERM in the middle of a step: it ends in order, and the same command comes to the same end."""
     process = subprocess.Popen([sys.executable, str(SMALL)], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
@@ -90,8 +101,11 @@ def test_a_spot_machines_warning(undisturbed, tmp_path):
     while process.poll() is None and not (log.exists() and '"stage": "grpo"' in log.read_text()):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 1 and "the same command goes on from here" in said, said
+    said = process.communicate(timeout=240)[1].replace("\r", "\n")
+    kept = sorted(path.name for path in (tmp_path / "runs/small/checkpoints").glob("grpo-*")) or ["sft-000012"]
+    stage, _, step = kept[-1].partition("-")
+    words = f"\nruns/small: stopped; the same command goes on after {stage} step {int(step)}\n\ntrain.py: interrupted\n"
+    assert process.returncode == 1 and said.endswith(words), said  # no bar behind it
     assert not (tmp_path / "runs/small/finished").exists()
     assert run(tmp_path).returncode == 0
     same_as(undisturbed, tmp_path)
@@ -204,7 +218,7 @@ def test_more_imitation_by_force(monkeypatch, tmp_path, capsys):
 def test_an_adapter_is_needed_to_begin_with_only(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     begun = []
-    monkeypatch.setattr(train, "reinforce", lambda config, run: begun.append(run.latest("grpo").step))
+    monkeypatch.setattr(train, "reinforce", lambda config, run, ledger: begun.append(run.latest("grpo").step))
     monkeypatch.setattr(train.report, "curves", lambda *_: None)
     config = load_config("tiny.py", ["--sft_steps=0", "--adapter=gone"])
     with pytest.raises(ConfigError, match="adapter = 'gone'"):
@@ -233,6 +247,7 @@ def test_the_dry_run_goes_the_whole_way(qwen_folder, tmp_path, monkeypatch, caps
     assert train.main(["--config", "l8_distilled.py", "--dry-run", f"--model={qwen_folder}"]) == 0
     said = capsys.readouterr().out
     assert "NOT TAKEN" not in said and said.count("  taken: ") == 14, said
+    assert "done: curves" not in said and "a large mismatch is expected" in said and "H100 80 GB" not in said
     for words in ("steps 40 -> 3", "sampler 'vllm' -> 'script'", "\nL8 ", "8,953,803,264 parameters", "expected on one",
                   "versions: ", "adapter runs/sft: "):
         assert words in said, said

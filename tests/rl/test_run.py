@@ -102,7 +102,7 @@ def test_a_run_folder_that_cannot_be(tmp_path):
     (tmp_path / "tiny").write_text("a file")
     with pytest.raises(RunError, match="cannot make the run folder"):
         Run.open(settings(), tmp_path)
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match="is it a run folder"):
         read_settings(tmp_path)
 
 

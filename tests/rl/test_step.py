@@ -1,4 +1,5 @@
 """One GRPO step of train.py: what is drawn and learnt from, the order of its phases, what it costs."""
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -146,7 +147,7 @@ def test_episodes_of_a_broken_grader_are_not_kept():
     policy, disk = Player(), Disk()
     policy.play = lambda *args, **more: [setattr(e, "ending", "error") or e.messages.append({"content": "it"}) or e
                                          for e in Player.play(policy, *args, **more)]
-    with pytest.raises(RuntimeError, match="the grader failed on"):
+    with pytest.raises(RuntimeError, match="the task world failed on"):
         train.grpo_step(CONFIG, disk, policy, Pupil([]), stream(), 1)
     assert not hasattr(disk, "episodes")
 
@@ -166,6 +167,16 @@ def test_the_gpu_changes_hands(old_logprobs, recomputed):
     assert (olds[0] is None) == (old_logprobs == "second") and olds[1] is not None
     if old_logprobs == "sampler":
         assert all(o.tolist() == [-0.5] * e.sampled for b, _, old in pupil.batches for e, o in zip(b, old, strict=True))
+
+
+def test_the_line_of_a_step():
+    """Figures of the update are means over the optimizer batches that had one."""
+    row, _, _ = step_of(CONFIG, Player(1.0))
+    row["learner"] = [{"entropy": 0.5, "clip_low": 0.1, "clip_high": 0.2, "mismatch_mean": 1e-3}, {"skipped": 1}]
+    assert "turns (answer " in (line := train.step_line(row))
+    assert "entropy 0.500  clipped 0.100/0.200  mismatch 1.0e-03  sample " in line
+    row["learner"] = [{"skipped": 1}] * 2
+    assert ")  no mixed group, no update  sample " in train.step_line(row) and "entropy" not in train.step_line(row)
 
 
 # what it costs
@@ -198,7 +209,7 @@ def test_memory_is_compared_with_the_plan():
 
 
 def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
-    clock = iter([0.0, 1800.0, 1800.0, 5400.0, 10_000.0, 10_900.0])
+    clock = iter([0.0, 1800.0, 1800.0, 5400.0, 10_000.0, 10_400.0, 10_900.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     config = replace(CONFIG, price_per_hour=2.0, peak_tflops=2.0)
     row = {"sampled": 70, "trained": 30, "flops": {"sample": 4 * 10**12, "update": 10**13, "old_logprobs": 0}}
@@ -210,7 +221,10 @@ def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
         "1.00 at 2 an hour")
     Ledger(tmp_path, config)  # a process that is killed before it enters anything
     again = Ledger(tmp_path, replace(config, price_per_hour=4.0))
+    again.enter({"trained": 5}, {"imitation": 1.0}, write=False)
+    assert json.loads((tmp_path / "cost.json").read_text())["trained"] == 30
     again.enter(row, phases)
-    assert again.sums == {"seconds": 2700.0, "money": 2.0, "sampled": 140, "trained": 60,
-                          "flops": {"sample": 8 * 10**12, "update": 2 * 10**13, "old_logprobs": 0},
-                          "phases": {"evaluate": 5.0, "sample": 20.0, "update": 40.0, "old_logprobs": 0.0}}
+    assert json.loads((tmp_path / "cost.json").read_text()) == again.sums == {
+        "seconds": 2700.0, "money": 2.0, "sampled": 140, "trained": 65,
+        "flops": {"sample": 8 * 10**12, "update": 2 * 10**13, "old_logprobs": 0},
+        "phases": {"evaluate": 5.0, "sample": 20.0, "update": 40.0, "old_logprobs": 0.0, "imitation": 1.0}}

@@ -1,17 +1,31 @@
 """Task sets: the stream of training tasks, the held-out set, the sets as files, the demonstrations and their cache."""
 import hashlib
 import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl import stl_env
+from rl import cli, stl_env
 from rl import tasks as tasks_module
 from rl.env import STL
-from rl.tasks import SETS, TaskStream, demonstrations, held_out, main, make_sets, proportional
+from rl.tasks import (
+    SETS,
+    TaskStream,
+    demonstrations,
+    held_out,
+    main,
+    make_sets,
+    named_tasks,
+    proportional,
+    reserved,
+    robot_of,
+)
 from stl.expert import solve
 from stl.levels import LEVELS, make_task
 from stl.prompts import grade
@@ -149,3 +163,60 @@ def test_several_processes_make_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks_module, "cores", lambda: 2)
     assert demonstrations(config(sft_noise=0.5), 6, tmp_path / "together") == alone
     assert all(json.loads(line) for path in tmp_path.glob("*/*.jsonl") for line in path.read_text().splitlines())
+
+
+def test_what_cannot_be_kept_is_not_made(tmp_path):
+    (tmp_path / "file").touch()
+    for ask in (lambda: demonstrations(config(), 3, tmp_path / "file"),
+                lambda: named_tasks("sft:L0=2", tmp_path / "file" / "data")):
+        with pytest.raises(cli.UsageError, match="file.*, where .* are kept: cannot be written"):
+            ask()
+
+
+def test_tasks_to_keep_out_are_those_with_the_same_robot(tmp_path, monkeypatch):
+    few = {level: 2 for level in LEVELS[1:]}
+    monkeypatch.setattr(tasks_module, "SETS", {"eval": few, "rl": few | {"L8": 1}})
+    every, robots = reserved(folder=tmp_path / "all"), {}
+    for level in LEVELS:
+        pairs = {robot_of(make_task(level, split, i).to_json()) for split in ("eval", "rl", "sft") for i in range(6)}
+        assert len(pairs) == 1, "the robot of a level is always the same"
+        robots.setdefault(pairs.pop(), set()).add(level)
+    assert robots == {(0.2, 1.0): {"L0"}, (0.3, 1.0): set(LEVELS[1:6]), (0.2, 0.5): set(LEVELS[6:])}
+    for robot, levels in robots.items():
+        assert reserved({robot}, tmp_path) == {
+            digest: name for digest, name in every.items() if name.partition("-")[0] in levels}
+    assert reserved(robots, tmp_path) == every and len(every) == 31
+    assert len(list(tmp_path.glob("tasks-of-L*"))) == len(LEVELS) - 1
+
+
+def test_a_fault_in_a_worker_is_told(monkeypatch):
+    monkeypatch.setattr(tasks_module, "CHUNK", 2)
+    monkeypatch.setattr(tasks_module, "cores", lambda: 2)
+    with pytest.raises(RuntimeError, match="things: Traceback(.|\n)*the JSON object must be str"):
+        list(tasks_module._make(json.loads, [("no text",)] * 6, "things"))
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+print("imported", flush=True)
+from rl import cli, tasks
+
+class Workers(tasks.Workers):
+    def collect(self, block):
+        os.killpg(0, signal.SIGINT)
+        time.sleep(60)
+
+tasks.Workers, tasks.cores = Workers, lambda: 2
+if __name__ == "__main__":
+    sys.exit(cli.run_script("x.py", lambda: tasks.named_tasks("sft:L0=200")))
+"""
+
+
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
+    """It goes to the whole process group. The script, which imports torch, is not imported by its workers."""
+    (tmp_path / "x.py").write_text(INTERRUPTED.format(root=str(Path(__file__).resolve().parents[2])))
+    done = subprocess.run([sys.executable, "x.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                          start_new_session=True)
+    assert done.returncode == 1 and done.stdout == "imported\n" and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.replace("\r", "\n").rstrip().endswith("\nx.py: interrupted")

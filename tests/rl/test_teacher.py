@@ -371,7 +371,7 @@ def test_policies_without_an_api_collect_the_same_way(policy, capsys):
 
 
 def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
-    assert len(reserved()) == 2 and len(list(Path("data").glob("reserved-*"))) == 1
+    assert len(reserved()) == 2 and len(list(Path("data").glob("*keep-out*"))) == 1
     args = ["--collect", "e.jsonl", "--tasks"]
     assert "as L1-eval-0" in mistake(capsys, *args, "eval")
     renamed = make_task("L1", "rl", 0).to_json() | {"id": "mine", "level": "L7"}
@@ -380,22 +380,24 @@ def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
     assert not Path("e.jsonl").exists()
 
 
-def test_a_kill_loses_one_part_of_the_tasks_to_keep_out(monkeypatch):
-    make, parts = tasks_module._make, []
+@pytest.mark.parametrize("ask", [lambda: list(reserved().values()),
+                                 lambda: [task.id for task in named_tasks("distill:L1=2")]], ids=["reserved", "named"])
+def test_a_kill_loses_one_part_of_the_tasks(monkeypatch, ask):
+    make, asked = tasks_module._make, []
 
     def interrupted(work, jobs, what):
-        parts.append(jobs)
-        if len(parts) == 2:
-            raise KeyboardInterrupt
-        return make(work, jobs, what)
+        asked.append(jobs)
+        yield from make(work, jobs[:1], what)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(tasks_module, "PART", 1)
     monkeypatch.setattr(tasks_module, "_make", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reserved()
-    names = reserved()
-    assert parts == [[("L1", "eval", 0)], [("L1", "rl", 0)], [("L1", "rl", 0)]]
-    assert names == {make_task("L1", split, 0).hash(): f"L1-{split}-0" for split in ("eval", "rl")} == reserved()
+        ask()
+    monkeypatch.setattr(tasks_module, "_make", lambda *args: (asked.append(args[1]), make(*args))[1])
+    names = ask()
+    assert asked == [[job for job in asked[0]], asked[0][1:]] and len(asked[0]) == 2
+    assert names == ["-".join(map(str, job)) for job in asked[0]] == ask() and len(asked) == 2
 
 
 @pytest.mark.parametrize("argv, said", [
