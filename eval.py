@@ -102,6 +102,7 @@ def measure(args) -> None:
     cli.check_target("--html", args.html)
     policy = cli.open_model(args) if args.model else cli.open_policy(
         name, cli.teacher_settings(args), **cli.model_changes(args))
+    cli.warn_of_expert(args.model or args.policy, name)
     known = policy.config.eval_mix if policy.config else EVAL_COUNTS
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
     tasks = held_out(mix, world.__name__)

@@ -74,11 +74,12 @@ def plan(args) -> None:
     level = args.level and cli.check_level(args.level, world)
     task = Task.from_file(args.task) if args.task else None
     policy = cli.open_policy(name, cli.teacher_settings(args))
-    if task:
-        cli.check_plan(name, task)
-    else:
+    if task is None:
         level = level or (next(iter(policy.config.eval_mix)) if policy.config else "L1")
         task = world.make_task(level, "eval", args.seed)
+    if isinstance(policy, cli.Scripted):
+        policy.check(task)
+    cli.warn_of_expert(args.policy, name)
     if world.__name__ == STL:
         warn_of_start(task)
     print(paint(f"task {printable(task.id)}, policy {name}", "bold"))

@@ -182,6 +182,11 @@ class Scripted:
                     progress(episode)
         return episodes
 
+    def check(self, task: Task) -> None:
+        """Raise UsageError if the expert has no plan for `task` that can be shown."""
+        if self.name == "expert":
+            self._messages(task)
+
     def _messages(self, task: Task) -> list[dict]:
         if self.name == "search":
             path, reason = search(task, SEARCH_SECONDS)
@@ -189,17 +194,12 @@ class Scripted:
         if self.name == "naive":
             path = expert.naive(task)
             return _answer("Each region in turn." if path else "There is no path to some region.", path)
-        check_plan(self.name, task)
+        if task.plan is None:
+            raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
         try:
             return expert.solve(task, **self.style)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise UsageError(f"task {task.id!r}: the plan cannot be shown ({type(error).__name__}: {error})") from None
-
-
-def check_plan(policy: str, task: Task) -> None:
-    """Raise UsageError for the expert on a task that does not come with its solution."""
-    if policy == "expert" and task.plan is None:
-        raise UsageError(f"task {task.id!r} has no plan for the expert to show; give --policy search or a folder")
 
 
 def _answer(words: str, path: list[list[float]] | None) -> list[dict]:
@@ -208,11 +208,14 @@ def _answer(words: str, path: list[list[float]] | None) -> list[dict]:
 
 
 def default_policy() -> str:
-    """The policy where none is named: the newest run, else the expert, which is said."""
-    if run := newest_run():
-        return str(run)
-    print("no run with a checkpoint in runs/: the expert plans", file=sys.stderr)
-    return "expert"
+    """The policy where none is named: the newest run, else the expert."""
+    return str(newest_run() or "expert")
+
+
+def warn_of_expert(asked: str | None, name: str) -> None:
+    """Say so if the expert plans because no other policy was asked for and there is no run."""
+    if not asked and name == "expert":
+        print("no run with a checkpoint in runs/: the expert plans", file=sys.stderr)
 
 
 def teacher_settings(args: argparse.Namespace) -> Config | None:

@@ -11,7 +11,9 @@ import eval as eval_script
 import sample as sample_script
 from model.checkpoint import save_folder
 from rl import cli
+from rl.chat import CompactChat
 from rl.config import Config
+from rl.env import EnvFault
 from rl.episode import Episode
 from rl.policy import make_policy
 from rl.run import Run
@@ -45,7 +47,7 @@ def mistake(capsys, main, *argv: str) -> str:
 
 
 @pytest.mark.parametrize("argv, said", [
-    (["--policy", "exprt"], "give expert, naive, search, a run folder or a model folder"),
+    (["--policy", "exprt"], "did you mean expert? Or give expert, naive, search, api, a run folder or a model folder"),
     (["--level", "L9"], "the levels are L0, L1"),
     (["--seed", "-1"], "at least 0"),
     (["--seed", "1" * 30], "at least 0"),
@@ -66,6 +68,8 @@ def test_sample_names_the_mistake(capsys, argv, said):
     (["--tasks", "0"], "at least 1"),
     (["--samples", "two"], "at least 1"),
     (["--json", "absent/x.json"], "no such folder"),
+    (["--json", "/proc/x.json"], "--json /proc/x.json: cannot be written"),
+    (["--html", "."], "no file that may be written"),
     (["--policy", "absent"], "absent"),
     (["--policy", "."], "neither a run folder nor a model folder"),
 ])
@@ -119,6 +123,29 @@ def test_the_search_tells_whether_a_task_can_be_done(capsys, tmp_path):
     assert "Search: no path found among" in out and "without an answer to grade: no answer" in out
 
 
+def test_the_task_of_the_documents_is_solved_by_search_and_has_no_plan(capsys):
+    file = str(ROOT / "docs" / "task.json")
+    assert sample_script.main(["--policy", "search", "--task", file]) == 0
+    assert "verdict: solved" in capsys.readouterr().out
+    assert sample_script.main(["--policy", "expert", "--task", file]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "has no plan for the expert to show; give --policy search" in err
+
+
+@pytest.mark.parametrize("script", [sample_script, eval_script])
+def test_it_is_said_that_the_expert_plans_for_want_of_a_run(capsys, script):
+    assert script.main(["--level", "L0"] + ["--tasks", "1"] * (script is eval_script)) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "no run with a checkpoint in runs/: the expert plans"
+
+
+def test_a_call_that_could_not_be_read_is_shown_as_it_was_written(capsys):
+    episode = Episode(make_task("L0", "eval", 0), seed=0)
+    episode.messages = [CompactChat().parse(CompactChat()._encode("<call> plan_path A t_start 01.00 <end>")).message()]
+    episode.end("turns")
+    sample_script.print_episode(episode)
+    assert "\n  plan_path A t_start 01.00\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("start, word", [([0.1, 5], "workspace"), ([5, 5], "W1")])
 def test_a_start_that_cannot_be_right_is_warned_of(capsys, tmp_path, start, word):
     robot = {"half_width": 0.2, "v_max": 1, "start": start}
@@ -163,6 +190,13 @@ def test_interrupt_is_one_line(capsys):
         raise KeyboardInterrupt
     assert cli.run_script("eval.py", stop) == 1
     assert capsys.readouterr().err == "\neval.py: interrupted\n"
+
+
+def test_a_fault_of_a_task_world_is_one_line(capsys):
+    def fail():
+        raise EnvFault("the task world failed\non all")
+    assert cli.run_script("train.py", fail) == 1
+    assert capsys.readouterr().err == "train.py: the task world failed on all\n"
 
 
 def test_faults_of_ours_are_not_dressed_as_mistakes():

@@ -1,11 +1,14 @@
 """Both chat formats: what is appended turn by turn is what the template renders, and hostile text stays harmless."""
 import json
+import sys
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.chat import ChatError, CompactChat, QwenChat, read_call
+from examples.countdown import env as countdown
+from rl.chat import ChatError, CompactChat, QwenChat, argument_kinds, read_call
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import read_answer, system_prompt, user_prompt
@@ -146,3 +149,93 @@ def test_compact_numbers_and_names():
     with pytest.raises(ChatError, match=r"0 to 99\.99"):
         chat.prompt(type(task).from_json(task.to_json() | {"spec": ["F[0,100] in(A)"]}))
     assert not TOOLS[0]["function"]["parameters"]["properties"].keys() - set(chat.names)
+
+
+# tools of other worlds
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Makes a task world, called "other", whose tool `act` has arguments of these schemas."""
+    def make(properties: dict | None, words: list, **more) -> str:
+        module, function = ModuleType("other"), {"name": "act", "description": "x"}
+        if properties is not None:
+            function["parameters"] = {"type": "object", "properties": properties}
+        vars(module).update({name: vars(countdown)[name] for name in vars(countdown) if name[0] != "_"} | {
+            "TOOLS": [{"type": "function", "function": function}], "WORDS": words} | more)
+        monkeypatch.setitem(sys.modules, "other", module)
+        argument_kinds.cache_clear()
+        return "other"
+
+    yield make
+    argument_kinds.cache_clear()
+
+
+KINDS = {"n": {"type": "integer"}, "sure": {"type": "boolean"}, "mode": {"enum": ["low", "high"]},
+         "x": {"type": "number"}, "picks": {"type": "array", "items": {"type": "integer"}},
+         "modes": {"type": "array", "items": {"enum": ["low", "high"]}}}
+WORDS = ["act", *KINDS, "true", "false", "low", "high", *map(str, range(13))]
+
+
+@pytest.mark.parametrize("format", ["compact", "qwen"])
+def test_arguments_of_every_kind_parse_back(qwen_folder, world, format):
+    name = world(KINDS, WORDS)
+    chat = CompactChat(env=name) if format == "compact" else QwenChat(qwen_folder, env=name)
+    for arguments in ({"n": 3, "sure": True, "mode": "low", "x": 3.5, "picks": [0, 12, 7], "modes": ["high", "low"]},
+                      {"n": 12, "sure": False, "picks": [], "modes": []}):
+        ids = chat.assistant({"tool_calls": [{"function": {"name": "act", "arguments": json.dumps(arguments)}}]})
+        (call,) = chat.parse(ids).calls
+        assert (call.name, call.error, repr(call.arguments)) == ("act", None, repr(arguments))
+
+
+def test_the_words_of_arguments(world):
+    chat = CompactChat(env=world(KINDS, WORDS))
+    arguments = {"n": 3, "sure": True, "x": 3, "picks": [0, 12, 7], "modes": ["high", "low"]}
+    ids = chat.assistant({"tool_calls": [{"function": {"name": "act", "arguments": json.dumps(arguments)}}]})
+    assert chat.text(ids) == "<call> act n 3 sure true x 03.00 picks 0 12 7 modes high low <end>"
+    for wrong in ("n 03.00", "n", "n 3 3", "sure 1", "picks low", "x"):
+        (call,) = chat.parse(chat._encode(f"<call> act {wrong} <end>")).calls
+        assert "has a value of the wrong kind" in call.error and call.text == f"act {wrong}"
+
+
+@pytest.mark.parametrize("format", ["compact", "qwen"])
+def test_a_tool_without_parameters_has_no_arguments(qwen_folder, world, format):
+    name = world(None, ["act"])
+    chat = CompactChat(env=name) if format == "compact" else QwenChat(qwen_folder, env=name)
+    (call,) = chat.parse(chat.assistant({"tool_calls": [{"function": {"name": "act", "arguments": "{}"}}]})).calls
+    assert (call.name, call.arguments, call.error) == ("act", {}, None)
+
+
+@pytest.mark.parametrize("properties, words, said", [
+    ({"n": {"type": "object"}}, ["act", "n"], r"argument 'n' is .*: the compact format has string, number, integer"),
+    ({"n": {}}, ["act", "n"], "argument 'n' is {}: "), ({"n": {"enum": [1, 2]}}, ["act", "n"], "argument 'n' is "),
+    ({"n": {"type": ["integer", "null"]}}, ["act", "n"], "argument 'n' is "),
+    ({"n": {"type": "array"}}, ["act", "n"], "argument 'n' is "),
+    ({"n": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}, ["act", "n"], "argument 'n'"),
+    ({"n": {"type": "number"}}, ["n"], "WORDS lacks act"), ({"n": {"type": "number"}}, ["act"], "WORDS lacks n,"),
+    ({"n": {"type": "boolean"}}, ["act", "n", "true"], "WORDS lacks false"),
+    ({"n": {"type": "integer"}}, ["act", "n"], "WORDS lacks the whole numbers"),
+    ({}, ["act", "two words"], "'two words' in WORDS is no single word"), ({}, ["act", 3], "3 in WORDS is no single"),
+    ({"n": 3}, ["act"], r"TOOLS\[0\] is not in OpenAI's form"),
+])
+def test_what_the_compact_format_cannot_say_is_refused_at_once(world, properties, words, said):
+    with pytest.raises(ChatError, match=f"env = 'other': {said}"):
+        CompactChat(env=world(properties, words))
+
+
+def test_tools_that_no_format_can_read_are_refused(qwen_folder, world):
+    with pytest.raises(ChatError, match=r"TOOLS\[0\] is not in OpenAI's form"):
+        QwenChat(qwen_folder, env=world(None, [], TOOLS=[{"name": "act", "parameters": {}}]))
+    two = [{"type": "function", "function": {"name": name, "parameters": {"properties": {"n": {"type": kind}}}}}
+           for name, kind in (("one", "string"), ("other", "integer"))]
+    with pytest.raises(ChatError, match="argument 'n' of tool 'other' has another type"):
+        QwenChat(qwen_folder, env=world(None, [], TOOLS=two))
+
+
+def test_a_call_that_cannot_be_read_keeps_its_text(qwen_folder):
+    turn = QwenChat(qwen_folder).parse(QwenChat(qwen_folder)._encode("<tool_call>\n{plan_path(1, 2)\n</tool_call>"))
+    assert turn.calls[0].error and turn.message()["tool_calls"][0]["text"] == "{plan_path(1, 2)"
+    turn = CompactChat().parse(CompactChat()._encode("<call> plan_path 03.00 t_start 01.00 <end>"))
+    assert turn.message()["tool_calls"][0]["text"] == "plan_path 03.00 t_start 01.00"
+    read = CompactChat().parse(CompactChat()._encode("<call> plan_path t_start 01.00 <end>"))
+    assert "text" not in read.message()["tool_calls"][0]

@@ -1,4 +1,6 @@
 """Which modules are task worlds, and how it is said that one is not."""
+import sys
+
 import pytest
 
 from rl.config import ConfigError, load_config, replace
@@ -22,3 +24,17 @@ def test_other_modules_are_refused(name, said):
 def test_levels_are_the_world_s():
     with pytest.raises(ConfigError, match="mix: unknown level 'L0'; the levels are N2, N3, N4"):
         replace(load_config("tiny.py"), env="examples.countdown.env")
+
+
+def test_a_world_in_the_folder_where_one_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    texts = {"good": "from examples.countdown.env import *", "bad": "x = 1\nLEVELS = y", "odd": "x = ("}
+    for name, text in texts.items():
+        (tmp_path / "my_worlds" / name).mkdir(parents=True)
+        (tmp_path / "my_worlds" / name / "env.py").write_text(text)
+    assert open_env("my_worlds.good.env").make_task("N2", "eval", 0).level == "N2"
+    with pytest.raises(EnvError, match="cannot be imported .NameError: name 'y' is not defined .*line 2: LEVELS = y"):
+        open_env("my_worlds.bad.env")
+    with pytest.raises(EnvError, match="cannot be imported .SyntaxError: .*env.py, line 1"):
+        open_env("my_worlds.odd.env")

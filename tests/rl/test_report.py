@@ -122,3 +122,15 @@ def test_curves_are_drawn_from_whatever_there_is(tmp_path, chosen):
     chosen = json.loads(json.dumps(chosen))  # as they come from the log
     curves(chosen, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("chosen", [rows(), rows()[5:6]])
+def test_legends_cover_no_line_and_single_points_are_seen(monkeypatch, chosen):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    curves(json.loads(json.dumps(chosen)), "")
+    drawn[0].canvas.draw()
+    for ax in filter(lambda ax: ax.lines, drawn[0].axes):
+        assert ax.get_legend().get_window_extent().y1 < ax.get_window_extent().y0
+        assert ax.get_ylim()[0] <= 0 and ax.get_xlim()[0] < 0
+        assert all(line.get_marker() != "None" for line in ax.lines if len(line.get_xdata()) == 1)

@@ -140,7 +140,22 @@ def test_a_fault_of_the_grader_costs_one_reward(monkeypatch):
     monkeypatch.setattr("rl.stl_env.grade", fail)
     task = make_task("L0", "eval", 0)
     episode = play(expert_turns(task), task)
-    assert (episode.ending, episode.reward) == ("error", 0.0) and "a fault of ours" in episode.messages[-1]["content"]
+    assert (episode.ending, episode.reward) == ("error", 0.0)
+    said = episode.messages[-1]["content"]
+    assert "fail raised RuntimeError: a fault of ours (" in said and 'raise RuntimeError("a fault of ours")' in said
+    monkeypatch.setattr("rl.stl_env.grade", lambda task, text: True)
+    said = play(expert_turns(task), task).messages[-1]["content"]
+    assert said.endswith("returned no stl.monitor.Verdict but True")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_tool_that_raises_ends_the_episode(monkeypatch, count):
+    task, config = make_task("L0", "eval", 0), replace(CONFIG, tool_workers=count)
+    for tool, said in [(json.loads, "json.loads raised TypeError: "), (print, "print returned no text but None")]:
+        monkeypatch.setattr("rl.stl_env.call_tool", tool)
+        episode = play(expert_turns(task), task, config=config)
+        assert (episode.ending, episode.reward, episode.turns) == ("error", 0.0, 1)
+        assert said in episode.messages[-1]["content"]
 
 
 def test_episodes_survive_json():
