@@ -56,6 +56,7 @@ def collect(args) -> None:
     if not args.collect.endswith(".jsonl"):
         raise cli.UsageError(f"--collect {args.collect}: the name must end in .jsonl")
     name, config, path = args.policy or "expert", load_config(args.config, args.overrides), Path(args.collect)
+    cli.check_folder(f"--collect {args.collect}", path.parent)
     policy = cli.open_policy(name, config, path)
     if args.overrides and policy.config not in (None, config):
         raise cli.UsageError(f"{args.overrides[0]}: {name} keeps the settings that it was trained with")

@@ -242,6 +242,11 @@ def test_a_run_without_checkpoint(capsys, random_run):
     assert "no checkpoint" in mistake(capsys, eval_script.main, "--policy", str(random_run))
 
 
+def test_damaged_settings_are_named(capsys, random_run):
+    (random_run / "config.json").write_text("{")
+    assert "runs/small/config.json: cannot be read" in mistake(capsys, sample_script.main)
+
+
 def run(*argv: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
@@ -255,6 +260,11 @@ def test_help(script):
 def test_the_expert_needs_no_torch():
     code = "import sys, sample; code = sample.main(['--policy', 'expert']); sys.exit(code or 'torch' in sys.modules)"
     assert run("-c", code).returncode == 0
+
+
+def test_bars_in_a_file_are_drawn_twice_a_minute():
+    code = "from rl import cli; from tqdm import tqdm; cli.run_script('x', lambda: print(tqdm(total=1).mininterval))"
+    assert run("-c", code).stdout == "30\n"
 
 
 def test_a_closed_pipe_is_no_error():

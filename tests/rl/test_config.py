@@ -55,8 +55,9 @@ def test_overrides():
 
 
 @pytest.mark.parametrize("override, words", [
-    ("lrr=1", "unknown setting 'lrr'; did you mean lr?"), ("zzz=1", "unknown setting 'zzz'; rl/config.py has"), ("lr", "write --lr=VALUE"),
-    ("lr=x", "lr = x: cannot be read as float"), ("lr='1'", "lr = '1': must be float"), ("steps=1.5", "must be int"),
+    ("lrr=1", "unknown setting 'lrr'; did you mean lr?"), ("lr", "write --lr=VALUE"),
+    ("zzz=1", "unknown setting 'zzz'; rl/config.py has them all"), ("lr=x", "lr = x: cannot be read as float"),
+    ("lr='1'", "lr = '1': must be float"), ("steps=1.5", "must be int"),
     ("steps=true", "must be int"), ("steps=-1", "between 0"), ("clip_low=2", "between 0 and 1"),
     ("tools=1", "must be bool"), ("chat=gpt", "choose one of qwen, compact"), ("mix={}", "how many tasks"),
     ('mix={"L0": 0}', "1 or more"), ('mix={"Lo": 1}', "unknown level 'Lo'; the levels are L0"),

@@ -403,6 +403,7 @@ def test_a_kill_loses_one_part_of_the_tasks(monkeypatch, ask):
 @pytest.mark.parametrize("argv, said", [
     (["--collect", "x.jsonl"], "one needs the other"),
     (["--collect", "x.json", "--tasks", "distill"], "must end in .jsonl"),
+    (["--collect", "/proc/x/x.jsonl", "--tasks", "distill"], "--collect /proc/x/x.jsonl: cannot be written"),
     (["--collect", "x.jsonl", "--tasks", "nothing"], "no such file; give one, or eval, rl, distill"),
     (["--collect", "x.jsonl", "--tasks", "sft:L0"], "how many"),
     (["--collect", "x.jsonl", "--tasks", "sft:L99=1"], "the levels are"),
