@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eval as evaluation
-from rl.chat import CompactChat, QwenChat
+from rl.chat import Call, CompactChat, QwenChat, Turn
 from rl.config import load_config
 from rl.episode import Episode
 from rl.grpo import advantages
@@ -227,8 +227,10 @@ def riddle_page(file: Path) -> dict:
     episode.append([1, 2])
     episode.append([3, 4], [-0.5, float("-inf")])
     call = {"type": "function", "id": "call_0", "function": {"name": "sum", "arguments": '{"of": [2, 2]}'}}
-    episode.messages = [{"role": "assistant", "content": "I add.", "tool_calls": [call]},
-                        {"role": "tool", "content": "4"}, {"role": "assistant", "content": "<answer>4</answer>"}]
+    unread = Turn("", [Call("sum", error="no brackets", text="sum(2, 2")]).message()["tool_calls"]
+    episode.messages = [{"role": "assistant", "content": "I add.", "tool_calls": [call, *unread]},
+                        {"role": "tool", "content": "4"}, {"role": "tool", "content": "Error: no brackets."},
+                        {"role": "assistant", "content": "<answer>4</answer>"}]
     episode.end("answer", Verdict(True, None, [], "right"))
     row = {"stage": "eval", "of": "me", "step": None, "temperature": float("nan"), **summarize([episode])}
     assert write(file, [of_rows("riddles", [row])], eval_groups("riddles", [episode])) == {
@@ -240,6 +242,7 @@ def test_another_world_has_no_map(tmp_path):
     data = riddle_page(tmp_path / "riddle.html")
     found = data["g0"]["episodes"][0]
     assert (found["answer"], found["truth"], found["logprobs"]) == (None, None, [-50, -9900])
+    assert [call.get("text") for call in found["said"][0]["tool_calls"]] == [None, "sum(2, 2"]
     assert data["main"]["reports"][0]["held_out"][0]["temperature"] is None  # a browser's JSON knows no NaN
 
 
@@ -386,7 +389,8 @@ def test_another_world_in_the_browser(browser, tmp_path):
         page.wait_for_selector(".said.final")
         for key in "[] tcjk":
             page.keyboard.press(key)
-        assert "I add." in page.inner_text("#text") and page.query_selector("#map") is None
+        text = page.inner_text("#text")
+        assert "I add." in text and "sum(2, 2" in text and page.query_selector("#map") is None
 
 
 @pytest.mark.slow
