@@ -107,9 +107,10 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
         if config.sampler != "script":  # of a dry run nothing is left
             print(f"done: curves in {folder}/curves.png; try python sample.py --policy {folder}")
     except KeyboardInterrupt:
-        last = latest_checkpoint(folder)
-        words = f"after {last.stage} step {last.step}" if last else "from the beginning"
-        print(f"\n{folder}: stopped; the same command goes on {words}", file=sys.stderr)
+        if config.sampler != "script":
+            last = latest_checkpoint(folder)
+            words = f"after {last.stage} step {last.step}" if last else "from the beginning"
+            print(f"\n{folder}: stopped; the same command goes on {words}", file=sys.stderr)
         raise
     finally:
         run.close()

@@ -45,7 +45,8 @@ def against_plan(config: Config, shape: ModelConfig, peaks: dict[str, int]) -> s
 class Ledger:
     """Sums over all processes of a run and both its stages, in its cost.json: what has been paid for, work that was
     lost and done again too. A process that is killed has not entered what it did since its last step of GRPO,
-    measurement or checkpoint. "sampled", "trained": tokens; "flops" are those of GRPO."""
+    measurement or checkpoint. "sampled" and "trained" are tokens; the former and "flops" are of GRPO, its measurements
+    left out."""
 
     def __init__(self, folder: Path, config: Config):
         self.path, self.config, self.entered = folder / "cost.json", config, time.monotonic()
