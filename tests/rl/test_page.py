@@ -307,7 +307,6 @@ def place(page) -> tuple[float, float]:
         return [+box.getAttribute("x") + r, flip(+box.getAttribute("y") + r)]; }"""))
 
 
-@pytest.mark.slow
 def test_filters_and_keys(view, folder):
     episodes = all_episodes(folder)
     open_list(view)
@@ -333,7 +332,6 @@ def test_filters_and_keys(view, folder):
     assert view.get_attribute("#to-tokens", "aria-selected") == "true"
 
 
-@pytest.mark.slow
 def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     open_list(view)
     view.select_option("#filters [name=outcome]", "success")
@@ -363,7 +361,6 @@ def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     assert view.evaluate("path") == first and view.evaluate("document.querySelector('.call.shown').id") == "call0"
 
 
-@pytest.mark.slow
 def test_tokens_have_two_colours_and_say_their_log_prob(view, folder):
     open_list(view)
     view.click("#row0")
@@ -381,7 +378,6 @@ def test_tokens_have_two_colours_and_say_their_log_prob(view, folder):
     assert f"token {start + 3}," in view.inner_text("#tip")
 
 
-@pytest.mark.slow
 def test_another_world_in_the_browser(browser, tmp_path):
     riddle_page(tmp_path / "riddle.html")
     for page in tab(browser, tmp_path / "riddle.html"):
@@ -393,7 +389,6 @@ def test_another_world_in_the_browser(browser, tmp_path):
         assert "I add." in text and "sum(2, 2" in text and page.query_selector("#map") is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [1366, 390])
 def test_nothing_is_wider_than_the_window(browser, folder, tmp_path, width):
     file = tmp_path / "page.html"
