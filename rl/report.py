@@ -307,8 +307,9 @@ def curves(rows: list[dict], path: str | Path) -> None:
             ax.grid(alpha=0.3)
             ax.xaxis.get_major_locator().set_params(integer=True)
             ax.set_xlim(-0.04 * last, 1.04 * last)  # one for all of a stage, however many points there are
-            if ax.get_legend_handles_labels()[0]:
-                ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below
+            if labels := ax.get_legend_handles_labels()[1]:
+                ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16),  # below
+                          ncols=1 if len(labels) < 5 else 3)
     figure.savefig(path, format="png", dpi=110)
 
 
@@ -322,8 +323,10 @@ def _success(ax, measured: list[dict], steps: list[dict]) -> None:
         x, y = [row["step"] for row in own], [row["success"] for row in own]
         bars = [[abs(row["success"] - row["interval"][i]) for row in own] for i in (0, 1)]
         ax.errorbar(x, y, bars, marker="o", capsize=3, label=f"held-out, temperature {temperature:g}")
-        levels = sorted({level for row in own for level in row["levels"]})
-        for level in levels if len(levels) > 1 else ():
-            ax.plot(x, [row["levels"].get(level, {}).get("success") for row in own], linewidth=0.8,
-                    linestyle="--" if temperature else ":", label=level)
+    heat = max((row["temperature"] for row in measured), default=0)
+    own = [row for row in measured if row["temperature"] == heat]  # of greedy sampling too: too many lines
+    levels = sorted({level for row in own for level in row["levels"]})
+    for level in levels if len(levels) > 1 else ():
+        ax.plot([row["step"] for row in own], [row["levels"].get(level, {}).get("success") for row in own],
+                linewidth=0.8, linestyle="--", label=level)
     ax.set(title="success", xlabel="step", ylim=(-0.02, 1.02))
