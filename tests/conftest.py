@@ -1,8 +1,10 @@
 """Folders of small models in Qwen's format, which tests use in place of downloads."""
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 
 import pytest
 
