@@ -17,7 +17,7 @@ from rl.config import Config, ConfigError, from_json, replace
 from rl.episode import Episode
 from rl.hub import fetch
 from rl.rollout import new_episodes, rollout
-from rl.run import Checkpoint, latest_checkpoint, read_checkpoint, read_settings, run_of
+from rl.run import Checkpoint, RunError, latest_checkpoint, read_checkpoint, read_json, read_settings, run_of
 from rl.sampler import Sampler, open_sampler
 from rl.workers import open_workers
 
@@ -144,13 +144,19 @@ def make_policy(config: Config, folder: str | Path | None = None, adapter: bool 
 
 def resume_policy(config: Config, base: Checkpoint | None, last: Checkpoint | None, adapter: bool = False) -> Policy:
     """The policy of a run: config.model, or what its supervised stage made of it (`base`: a model, or an adapter), with
-    the adapter of its newest checkpoint `last`. With `adapter` there is one in any case."""
+    the adapter of its newest checkpoint `last`. With `adapter` there is one in any case. RunError if the model that the
+    supervised stage made is gone."""
     folder = config.model or None
     for checkpoint in filter(None, (base, last)):
         if (checkpoint.folder / "adapter_config.json").exists():
             config, adapter = replace(config, adapter=str(checkpoint.folder)), True
         else:
             folder = checkpoint.folder
+    if last and not config.model and (last.folder / "adapter_config.json").exists():
+        learnt_on = Path(read_json(last.folder / "adapter_config.json").get("base_model_name_or_path") or "").name
+        if learnt_on != (folder.name if folder else ""):
+            raise RunError(f"{last.folder.with_name(learnt_on)}: is not there, and {last.folder.name} was learnt on it;"
+                           " bring it back, or train anew with --new")
     policy = make_policy(config, folder, adapter)
     if last:
         policy.sampler.load(last.step)

@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rl.config import Config
 
 STAGES = ("sft", "grpo")
+CHECKPOINT = re.compile(r"(sft|grpo)-(\d+)")  # names of folders; whoever keeps a copy adds to the name
 HARMLESS = ("about", "price_per_hour", "peak_tflops", "keep_checkpoints", "checkpoint_seconds")  # change no result
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "vllm", "flash-linear-attention")
 
@@ -199,7 +201,8 @@ class Run:
         (self.folder / "finished").unlink(missing_ok=True)
         last = self.latest("grpo")
         for path in (self.folder / "episodes").glob("step-*.jsonl.gz"):
-            if last is None or int(path.name[5:11]) > last.step:
+            number = re.fullmatch(r"step-(\d+)\.jsonl\.gz", path.name)
+            if number and (last is None or int(number[1]) > last.step):
                 path.unlink()
 
 
@@ -225,24 +228,37 @@ def changed_settings(config: Config, folder: Path) -> list[str]:
 
 
 def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> Path:
-    """The folder that Run.open takes: runs of one name are NAME, NAME-2, NAME-3, ..."""
+    """The folder that Run.open takes: runs of one name are NAME, NAME-2, NAME-3, ..., without those that a run with
+    such a name of its own has taken."""
+    def numbered(number: int) -> Path:
+        return Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
+
     names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
-    last = max((int(name[1] or 1) for name in names if name), default=0)
-    number = last if last and not new else last + 1
-    return Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
+    numbers = [int(name[1] or 1) for name in names if name and _is_of(Path(root) / name[0], config.name)]
+    if numbers and not new:
+        return numbered(max(numbers))
+    return next(folder for number in count(max(numbers, default=0) + 1) if not (folder := numbered(number)).exists())
+
+
+def _is_of(folder: Path, name: str) -> bool:
+    """Whether a folder's run has this name: by its settings, or without them by the folder's own."""
+    try:
+        return name == (read_settings(folder).get("name") if (folder / "config.json").exists() else folder.name)
+    except RunError:
+        return True  # whoever goes on with it is told
 
 
 def run_of(folder: str | Path) -> Path:
     """The run folder that a checkpoint's folder belongs to; any other folder itself."""
     path = Path(folder).absolute()
-    inside = path.parent.name == "checkpoints" and path.name.startswith(STAGES) and (path / "state.json").is_file()
+    inside = path.parent.name == "checkpoints" and CHECKPOINT.match(path.name) and (path / "state.json").is_file()
     return path.parents[1] if inside else Path(folder)
 
 
 def newest_run(root: str | Path = "runs") -> Path | None:
     """The run below `root` whose last complete checkpoint is the newest; None if no run has one."""
-    found = [(last.folder.stat().st_mtime, path.parent) for path in Path(root).glob("*/config.json")
-             if (last := latest_checkpoint(path.parent))]
+    found = [(last.stat().st_mtime, path.parent) for path in Path(root).glob("*/config.json")
+             if (last := _newest(path.parent))]
     return max(found)[1] if found else None
 
 
@@ -253,8 +269,8 @@ def latest_checkpoint(folder: str | Path, stage: str | None = None) -> Checkpoin
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    stage, _, step = folder.name.partition("-")
-    state = json.loads((folder / "state.json").read_bytes())
+    stage, step = CHECKPOINT.match(folder.name).groups()
+    state = read_json(folder / "state.json")
     state.pop("files", None)
     return Checkpoint(stage, int(step), folder, state)
 
@@ -269,10 +285,18 @@ def best_checkpoint(folder: str | Path, stage: str = "grpo") -> Path | None:
 
 def read_settings(folder: str | Path) -> dict:
     """The settings of a run, for rl.config.from_json. RunError if they cannot be read."""
+    return read_json(Path(folder) / "config.json")
+
+
+def read_json(path: Path) -> dict:
+    """The object that write_json wrote. RunError names the file if it is not there or holds something else."""
     try:
-        return json.loads((Path(folder) / "config.json").read_bytes())
+        data, reason = json.loads(path.read_bytes()), "it holds no JSON object"
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder}/config.json: cannot be read ({error}); is it a run folder?") from None
+        data, reason = None, error
+    if not isinstance(data, dict):
+        raise RunError(f"{path}: cannot be read ({reason}), but a run folder needs it")
+    return data
 
 
 def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
@@ -341,7 +365,8 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _checkpoints(folder: Path, stage: str) -> list[Path]:
-    return sorted(path.parent for path in (folder / "checkpoints").glob(f"{stage}-*/state.json"))
+    found = [path.parent for path in (folder / "checkpoints").glob(f"{stage}-*/state.json")]
+    return sorted(path for path in found if CHECKPOINT.fullmatch(path.name))
 
 
 def _newest(folder: Path, stage: str | None = None) -> Path | None:

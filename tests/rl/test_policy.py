@@ -1,13 +1,16 @@
 """Policies: whose weights lie where, and which adapter they start from."""
+import shutil
+
 import pytest
 import torch
 
 import rl.policy
+import train
 from model.checkpoint import CheckpointError, save_adapter, save_folder
 from rl import cli
 from rl.config import ConfigError, load_config, replace
 from rl.policy import load_policy, make_policy, resume_policy
-from rl.run import Run
+from rl.run import Run, RunError
 
 CONFIG = load_config("tiny.py", ["--lora_rank=2", "--lora_alpha=4", "--steps=1", "--sft_steps=1", "--sft_tasks=1",
                                  "--sft_optimizer=adamw"])
@@ -79,6 +82,25 @@ def test_an_adapter_that_a_run_has_trained(tmp_path, monkeypatch):
     assert opened.sampler.version == 2 and first(opened) == 8
     assert opened.config.chat == "compact", "by the run's settings"
     assert cli.open_world(named.folder.name).__name__ == config.env
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_model_below_an_adapter_is_gone(tmp_path, older):
+    """Of a run whose supervised stage made it: neither a random model nor an older checkpoint stands in."""
+    run, base = Run.open(CONFIG, tmp_path), make_policy(CONFIG)
+    for step in (2, 3):
+        gone = run.save("sft", step, {}, {"stopped": True}, lambda folder: train.save_model(base, folder)).folder
+    policy = resume_policy(CONFIG, run.latest("sft"), None, adapter=True)
+    last = run.save("grpo", 1, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+    run.close()
+    assert load_policy(run.folder).base == str(gone)
+    shutil.rmtree(gone)
+    if not older:
+        shutil.rmtree(gone.with_name("sft-000002"))
+    for make in (lambda: load_policy(run.folder), lambda: load_policy(last.folder),
+                 lambda: resume_policy(CONFIG, run.latest("sft"), run.latest("grpo"), adapter=True)):
+        with pytest.raises(RunError, match="sft-000003: is not there, and grpo-000001 was learnt on it; .*--new"):
+            make()
 
 
 def test_with_vllm_the_trainers_weights_wait_in_cpu_memory(tmp_path, monkeypatch):

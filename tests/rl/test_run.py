@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,17 @@ from model.checkpoint import write_safetensors
 from rl import run as run_module
 from rl.config import Config, from_json
 from rl.episode import Episode
-from rl.run import Run, RunError, best_checkpoint, latest_checkpoint, newest_run, read_rows, read_settings
+from rl.run import (
+    Run,
+    RunError,
+    best_checkpoint,
+    latest_checkpoint,
+    newest_run,
+    read_checkpoint,
+    read_rows,
+    read_settings,
+    run_of,
+)
 from stl.monitor import check
 from stl.world import Task
 
@@ -65,6 +76,39 @@ def test_resume_takes_the_newest_run_and_new_begins_another(tmp_path):
     assert Run.open(settings(), tmp_path).folder.name == "tiny-3"
 
 
+def test_names_that_end_in_a_number_are_runs_of_their_own(tmp_path):
+    for name, new, folder in (("brk", False, "brk"), ("brk-2", False, "brk-2"), ("brk", False, "brk"),
+                              ("brk", True, "brk-3"), ("brk", False, "brk-3"), ("brk-3", False, "brk-3-2"),
+                              ("brk-2", True, "brk-2-2"), ("brk-2", False, "brk-2-2")):
+        run = Run.open(settings(name=name), tmp_path, new=new)
+        assert run.folder.name == folder
+        run.close()
+    (tmp_path / "brk-3/config.json").write_text("[1]")
+    with pytest.raises(RunError, match="brk-3/config.json: cannot be read"):  # rather than the one before
+        Run.open(settings(name="brk"), tmp_path)
+    (tmp_path / "brk-4").mkdir()
+    Run.open(settings(name="brk"), tmp_path, new=True).close()
+    assert (tmp_path / "brk-5/config.json").exists() and not any((tmp_path / "brk-4").iterdir())
+
+
+def test_copies_that_a_user_keeps_are_passed_over(tmp_path):
+    run = Run.open(settings(keep_checkpoints=1), tmp_path)
+    checkpoint = run.save("grpo", 1, {}, {"step": 1}).folder
+    shutil.copytree(checkpoint, kept := checkpoint.with_name("grpo-000001-keep"))
+    shutil.copytree(checkpoint, checkpoint.with_name("grpo-best"))
+    for name in ("step-000003.jsonl.gz", "step-000003-keep.jsonl.gz", "step-best.jsonl.gz"):
+        (run.folder / "episodes" / name).touch()
+    run.log({"stage": "eval", "of": "grpo", "step": 2, "temperature": 1.0, "success": 1.0})
+    run.save("grpo", 2, {}, {"step": 2})
+    assert names(run.folder / "checkpoints") == ["grpo-000001-keep", "grpo-000002", "grpo-best"]
+    assert best_checkpoint(run.folder) == run.latest().folder == checkpoint.with_name("grpo-000002")
+    run.close()
+    Run.open(settings(keep_checkpoints=1, lr=0.5), tmp_path, force=True).close()
+    assert names(run.folder / "episodes") == ["step-000003-keep.jsonl.gz", "step-best.jsonl.gz"]
+    assert run_of(kept) == run.folder and read_checkpoint(kept).state == {"step": 1}  # it can be measured, too
+    assert run_of(checkpoint.with_name("grpo-best")) == checkpoint.with_name("grpo-best")
+
+
 def test_changed_settings_are_refused_by_name(tmp_path):
     Run.open(settings(), tmp_path).close()
     with pytest.raises(RunError, match=r"samples 8 -> 4, lr 1e-05 -> 0.5"):
@@ -102,8 +146,12 @@ def test_a_run_folder_that_cannot_be(tmp_path):
     (tmp_path / "tiny").write_text("a file")
     with pytest.raises(RunError, match="cannot make the run folder"):
         Run.open(settings(), tmp_path)
-    with pytest.raises(RunError, match="is it a run folder"):
+    with pytest.raises(RunError, match="config.json: cannot be read .*No such file"):
         read_settings(tmp_path)
+    for text, words in (("[1]", "holds no JSON object"), ("{", "cannot be read .Expecting")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(RunError, match=f"config.json: .*{words}"):
+            read_settings(tmp_path)
 
 
 @pytest.mark.parametrize("cut", [b'{"stage": "gr', b"{", b"\x00\x00"])
