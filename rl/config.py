@@ -137,6 +137,8 @@ class Config:
     checkpoint_seconds: float = 30.0  # between checkpoints of the supervised stage
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, coerce(field, getattr(self, field.name)))
         if not re.fullmatch(r"[\w.-]{1,100}", self.name) or self.name.startswith("."):
             raise ConfigError(f"name = {self.name!r}: letters, digits, '-', '_' and '.' make a folder's name")
         for field, allowed in CHOICES.items():
@@ -154,14 +156,14 @@ class Config:
             check_mix(field, getattr(self, field), levels)
         if self.split in ("", "eval"):
             raise ConfigError(f"split = {self.split!r}: any other name, such as 'rl'; the tasks of 'eval' are held out")
-        if len(self.teacher_prices) != 3 or not all(isinstance(p, int | float) and p >= 0 for p in self.teacher_prices):
+        if len(self.teacher_prices) != 3 or not all(price >= 0 for price in self.teacher_prices):
             raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
                               "and output")
-        if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas = {self.betas!r}: give two, each at least 0 and below 1")
         try:
             check_targets(self.lora_targets)
-        except (ValueError, TypeError) as error:  # the latter: something else than names
+        except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from None
         self._check_stages()
         if self.sampler == "vllm":
@@ -253,38 +255,37 @@ def nearest(name: str, known) -> str:
     return f"; did you mean {close[0]}?" if close else f"; {told}"
 
 
-def kinds(field: dataclasses.Field) -> tuple[type, ...]:
-    """The types that a field's value may have: (float, NoneType) for float | None, (tuple,) for tuple[str, ...]."""
-    if typing.get_origin(field.type) is tuple:
-        return (tuple,)
-    return typing.get_args(field.type) or (field.type,)
-
-
 def read_value(field: dataclasses.Field, text: str):
-    """The value that `text` (of --key=value) stands for, of the field's type. Raises ConfigError."""
-    if str in kinds(field):
+    """The value that `text` (of --key=value) stands for; its type is checked with all others. Raises ConfigError."""
+    if field.type is str:
         return text
     try:
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-        value = ast.literal_eval(text) if value is text else value
+        return ast.literal_eval(text) if value is text else value
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ConfigError(f"{field.name} = {text[:40]}: cannot be read as {describe(field)}") from None
-    return coerce(field, value)
 
 
 def describe(field: dataclasses.Field) -> str:
-    return getattr(field.type, "__name__", None) or str(field.type)
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
 
 
 def coerce(field: dataclasses.Field, value):
     """`value` if it has the field's type (an int may stand for a float, a list for a tuple); else ConfigError."""
-    allowed = kinds(field)
-    if isinstance(value, list) and tuple in allowed:
-        return tuple(value)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+    try:
+        return typed(field.type, value)
+    except (TypeError, OverflowError):  # the latter: an int that no float is near to
+        raise ConfigError(f"{field.name} = {value!r:.80}: must be {describe(field)}") from None
+
+
+def typed(kind, value):
+    """`value` as the annotation `kind` has it: a type, tuple[...] of one type, or such with None. Raises TypeError."""
+    if typing.get_origin(kind) is tuple:
+        return tuple(typed(typing.get_args(kind)[0], item) for item in typed(list | tuple, value))
+    if kind in (float, float | None) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
-        raise ConfigError(f"{field.name} = {value!r}: must be {describe(field)}")
+    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        raise TypeError
     return value
 
 
@@ -299,7 +300,7 @@ def field_of(key: str) -> dataclasses.Field:
 
 def replace(config: Config, **changes) -> Config:
     """A copy of `config` with some fields changed. Raises ConfigError on an unknown field or a wrong value."""
-    return dataclasses.replace(config, **{key: coerce(field_of(key), value) for key, value in changes.items()})
+    return dataclasses.replace(config, **{field_of(key).name: value for key, value in changes.items()})
 
 
 def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
@@ -337,7 +338,10 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
         if not equals:
             raise ConfigError(f"{item}: write --{field.name}=VALUE")
         changes[field.name] = read_value(field, text)
-    return replace(config, **changes)
+    config = replace(config, **changes)
+    if config.sampler == "script":
+        raise ConfigError("sampler = 'script': is of the dry run alone; choose one of torch, vllm")
+    return config
 
 
 def to_json(config: Config) -> dict:
@@ -347,6 +351,6 @@ def to_json(config: Config) -> dict:
 def from_json(data: dict) -> Config:
     """The Config that to_json wrote. Raises ConfigError."""
     try:
-        return Config(**{key: coerce(field_of(key), value) for key, value in data.items()})
+        return Config(**{field_of(key).name: value for key, value in data.items()})
     except ConfigError as error:
         raise ConfigError(f"config.json: {error}") from None

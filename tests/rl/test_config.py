@@ -67,7 +67,9 @@ def test_overrides():
     ("betas=(0.9,)", "give two"), ("betas=(1.0,0.9)", "below 1"), ("device=gpu", "choose one of cpu, cuda"),
     ("dtype=bfloat16", "trained in 'float32'"), ("lora_targets=(1,)", "lora_targets"), ("name=../x", "letters"),
     ("split=eval", "held out"), ("env=./mine.py", "import path"), ("samples=" + "9" * 5000, "samples"),
-    ("samples=1", "at least 2"),
+    ("samples=1", "at least 2"), ("betas=(0.9,True)", "betas = (0.9, True): must be tuple[float, float]"),
+    ("lora_targets=q_proj", "cannot be read as tuple[str, ...]"), ("lr=" + "9" * 400, "lr = 999"),
+    ("sampler=script", "of the dry run alone"),
 ])
 def test_wrong_overrides(override, words):
     with pytest.raises(ConfigError) as caught:
@@ -91,6 +93,27 @@ def test_wrong_files(tmp_path):
         load_config("tinny.py")
     with pytest.raises(ConfigError, match="unknown setting 'lrate'"):
         from_json(to_json(load_config("tiny.py")) | {"lrate": 1})
+
+
+@pytest.mark.parametrize("field, value, kind", [
+    ("tools", "off", "bool"), ("dynamic_sampling", 1, "bool"), ("samples", 2.5, "int"), ("eval_every", True, "int"),
+    ("lr", None, "float"), ("lr", True, "float"), ("dual_clip", "3", "float | None"), ("model", None, "str"),
+    ("name", 7, "str"), ("architecture", "x", "dict | None"), ("mix", [("L0", 3)], "dict | None"),
+    ("betas", 0.9, r"tuple\[float, float\]"), ("betas", (0.9, "0.99"), r"tuple\[float, float\]"),
+    ("lora_targets", "q_proj", r"tuple\[str, ...\]"), ("lora_targets", ("q_proj", 1), r"tuple\[str, ...\]"),
+    ("teacher_prices", (1, 2, None), r"tuple\[float, float, float\]"),
+])
+def test_types_are_those_of_the_annotations(field, value, kind):
+    """In a file as on the command line: what is of another type would count as true, or fail far from here."""
+    with pytest.raises(ConfigError, match=rf"^{field} = .*: must be {kind}$"):
+        Config(**{"model": "somewhere", "mix": {"L1": 1}, "eval_mix": {"L1": 1}} | {field: value})
+
+
+def test_an_int_may_stand_for_a_float_and_a_list_for_a_tuple():
+    plain = {"model": "somewhere", "mix": {"L1": 1}, "eval_mix": {"L1": 1}}
+    ours = Config(**plain, lr=1, dual_clip=3, importance_cap=None, betas=[0, 0.5], lora_targets=["q_proj"])
+    assert ours == Config(**plain, lr=1.0, importance_cap=None, betas=(0.0, 0.5), lora_targets=("q_proj",))
+    assert to_json(ours)["lr"].is_integer() and isinstance(ours.lr, float) and isinstance(ours.dual_clip, float)
 
 
 def test_replace_checks():
