@@ -22,6 +22,12 @@ SHARD_BYTES = 4 << 30
 # Parts of a checkpoint that the text decoder has no use for: the vision tower, multi-token prediction, rotary tables.
 IGNORED = ("model.visual.", "visual.", "mtp.")
 PREFIXES = ("model.", "model.language_model.")
+# Fields of an adapter_config.json that would make another adapter than the one computed here, and the only values that
+# do not; none, false and empty do not either.
+PLAIN = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys((
+    "use_rslora", "use_dora", "use_qalora", "alpha_pattern", "rank_pattern", "fan_in_fan_out", "layers_to_transform",
+    "layer_replication", "modules_to_save", "lora_bias", "trainable_token_indices", "target_parameters"))
+BASE_CHANGES = ("pissa", "olora", "corda", "loftq")  # ways to begin an adapter that change the weights below it
 
 
 class CheckpointError(ValueError):
@@ -64,19 +70,21 @@ def _read_json(path: Path) -> dict:
 def _contents(folder: Path) -> dict[str, tuple[Path, list[int]]]:
     """File and shape of each tensor of a model folder."""
     files = [folder / "model.safetensors"]
-    if not files[0].exists():
+    if not files[0].is_file():
         if not (folder / "model.safetensors.index.json").exists():
             raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json is there")
-        index = _read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+        index = _read_json(file := folder / "model.safetensors.index.json").get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise CheckpointError(f"{file}: weight_map must name the file of each tensor")
         files = [folder / name for name in sorted(set(index.values()))]
-        if missing := [file.name for file in files if not file.exists()]:
+        if missing := [file.name for file in files if not file.is_file()]:
             raise CheckpointError(f"{folder}: {missing[0]} is named in the index but is not there")
     contents = {}
     for file in files:
         try:
             with safe_open(file, "pt") as tensors:
                 contents |= {n: (file, tensors.get_slice(n).get_shape()) for n in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file}: {error}") from None
     return contents
 
@@ -170,9 +178,15 @@ def save_adapter(adapter: Adapter, path: str | Path, base_name: str, dtype: torc
 
 
 def load_adapter(adapter: Adapter, path: str | Path) -> None:
-    """Fill the adapter from a folder in PEFT's format. CheckpointError if rank, alpha, names or shapes differ."""
+    """Fill the adapter from a folder in PEFT's format. CheckpointError if rank, alpha, names or shapes differ, or if it
+    is of a form that is not computed here."""
     folder = Path(path)
     config = _read_json(folder / "adapter_config.json")
+    for key, only in PLAIN.items():
+        if (value := config.get(key)) and value != only:
+            raise CheckpointError(f"{folder}: {key} {value!r} is not supported" + f", only {only!r}" * bool(only))
+    if str(begun := config.get("init_lora_weights")).startswith(BASE_CHANGES):
+        raise CheckpointError(f"{folder}: init_lora_weights {begun!r} is not supported, as it changes the model too")
     for key, own in (("r", adapter.rank), ("lora_alpha", adapter.alpha)):
         if config.get(key) != own:
             raise CheckpointError(f"{folder}: {key} is {config.get(key)}, but the adapter here has {own}")

@@ -69,6 +69,7 @@ class ModelConfig:
         text = tied | data["text_config"] if wrapped else data
         rope = {**text, **(text.get("rope_scaling") or {}), **(text.get("rope_parameters") or {})}
         _refuse(text, rope)
+        _check_numbers(text)
         hybrid, heads = text["model_type"] == "qwen3_5_text", text["num_attention_heads"]
         every = text.get("full_attention_interval", 4) if hybrid else 1
         kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(text["num_hidden_layers"])]
@@ -80,7 +81,10 @@ class ModelConfig:
             "layer_types": tuple(text.get("layer_types") or kinds),
             "prefix": "model.language_model." if wrapped else "model.",
         }
-        return cls(**{name: filled[name] for name in cls.__dataclass_fields__ if name in filled})
+        _check_numbers(filled)
+        config = cls(**{name: filled[name] for name in cls.__dataclass_fields__ if name in filled})
+        _check_fit(config)
+        return config
 
     def to_json(self) -> dict:
         """A config.json of the text model alone."""
@@ -111,6 +115,32 @@ def _refuse(text: dict, rope: dict) -> None:
     layers = text.get("layer_types")
     if layers and (len(layers) != text["num_hidden_layers"] or set(layers) - {"full_attention", "linear_attention"}):
         raise ValueError(f"layer_types must name full_attention or linear_attention for each layer; they are {layers}")
+
+
+def _check_numbers(given: dict) -> None:
+    """Name the first number of a config.json that no network can have."""
+    for name, field in ModelConfig.__dataclass_fields__.items():
+        value = given.get(name)
+        if name not in given or value is None and name in ("head_dim", "num_key_value_heads"):  # they are filled in
+            continue
+        low, high = 0 if name.startswith("linear_") else 1, 1 << 24
+        if field.type == "int" and not (type(value) is int and low <= value <= high):
+            raise ValueError(f"{name} {value!r}: must be a whole number from {low} to {high}")
+        if field.type == "float" and not (type(value) in (int, float) and 0 <= value < math.inf):
+            raise ValueError(f"{name} {value!r}: must be a number, 0 or more")
+
+
+def _check_fit(c: ModelConfig) -> None:
+    """Raise ValueError for numbers that do not go together."""
+    if int(c.head_dim * c.partial_rotary_factor) % 2:
+        raise ValueError(f"head_dim {c.head_dim}: position must turn an even number of its channels")
+    linear = {name: value for name, value in asdict(c).items() if name.startswith("linear_")}
+    if "linear_attention" in c.layers and not all(linear.values()):
+        raise ValueError(f"{', '.join(linear)}: layers of linear_attention need all of them, each 1 or more")
+    shared = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
+    for many, few in shared.items():
+        if getattr(c, many) % (getattr(c, few) or 1):
+            raise ValueError(f"{many} {getattr(c, many)}: must be a multiple of {few} ({getattr(c, few)})")
 
 
 class Linear(nn.Module):

@@ -1,5 +1,6 @@
 """Folders: loaded as saved by transformers, exports loaded back by transformers and peft, and clear refusals."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -84,6 +85,43 @@ def test_adapter_that_does_not_fit(reference, tmp_path):
         load_adapter(adapter, tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(("extra", "message"), [
+    ({}, None), ({"lora_dropout": 0.1, "rank_pattern": {}, "init_lora_weights": "gaussian"}, None),
+    ({"use_rslora": True}, "use_rslora True"), ({"use_dora": True}, "use_dora True"),
+    ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern {'q_proj': 64}"), ({"rank_pattern": {"q_proj": 2}}, "rank_patt"),
+    ({"layers_to_transform": [1]}, r"layers_to_transform \[1\]"), ({"modules_to_save": ["lm_head"]}, "modules_to_sa"),
+    ({"bias": "all"}, "bias 'all' is not supported, only 'none'"), ({"init_lora_weights": "pissa"}, "changes the mod"),
+])
+def test_adapters_of_peft_are_computed_as_peft_does_or_refused(reference, tmp_path, extra, message):
+    theirs, folder = reference("qwen3")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], **extra)
+    theirs = peft.get_peft_model(copy.deepcopy(theirs), config).eval()
+    for name, p in theirs.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
+    theirs.save_pretrained(tmp_path)
+    model = Qwen.from_folder(folder, torch.float32)
+    adapter = attach(model, 4, 8, ["q_proj", "down_proj"])
+    before = logits(model)
+    if message:
+        with pytest.raises(CheckpointError, match=message) as error:
+            load_adapter(adapter, tmp_path)
+        assert str(error.value).startswith(str(tmp_path)) and torch.equal(logits(model), before)
+    else:
+        load_adapter(adapter, tmp_path)
+        assert (logits(theirs) - logits(model)).abs().max() < 1e-4 < (logits(model) - before).abs().max()
+
+
+@pytest.mark.parametrize("extra", [{"peft_type": "IA3"}, {"fan_in_fan_out": True}])
+def test_adapters_of_other_kinds_are_refused(reference, tmp_path, extra):
+    adapter = adapted(reference("qwen3")[1])[1]
+    save_adapter(adapter, tmp_path, "base")
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | extra))
+    with pytest.raises(CheckpointError, match=f"{next(iter(extra))} .* is not supported"):
+        load_adapter(adapter, tmp_path)
+
+
 def edited(folder, tmp_path, config=None, tensors=None):
     """A copy of a folder with changed config.json and tensors; None removes."""
     data = json.loads((folder / "config.json").read_text()) | (config or {})
@@ -112,6 +150,15 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         ({"layer_types": ["sliding_attention"] * 2}, {}, "layer_types must name full_attention or linear"),
         ({"layer_types": ["full_attention"]}, {}, "for each layer; they are .'full_attention'.$"),
         ({"hidden_size": None, "vocab_size": None}, {}, "vocab_size, hidden_size missing"),
+        ({"hidden_size": "32"}, {}, "hidden_size '32': must be a whole number from 1"),
+        ({"vocab_size": 10**18}, {}, "vocab_size 1000000000000000000: must be"),
+        ({"num_attention_heads": 0, "head_dim": None}, {}, "num_attention_heads 0: must be"),
+        ({"num_attention_heads": 3}, {}, "num_attention_heads 3: must be a multiple of num_key_value_heads .2"),
+        ({"intermediate_size": -8}, {}, "intermediate_size -8: must be"),
+        ({"num_hidden_layers": True, "layer_types": None}, {}, "num_hidden_layers True: must be"),
+        ({"rms_norm_eps": "x"}, {}, "rms_norm_eps 'x': must be a number"),
+        ({"head_dim": 15}, {}, "head_dim 15: .* an even number"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, {}, "linear_num_value_heads, .* need all of them"),
     ],
 )
 def test_refusals_name_the_cause_in_one_line(reference, tmp_path, config, tensors, message):
@@ -139,6 +186,17 @@ def test_broken_folders(reference, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(CheckpointError):
         Qwen.from_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="neither model.safetensors nor"):
+        Qwen.from_folder(tmp_path)
+    for index in ([], {}, {"weight_map": ["x"]}, {"weight_map": None}, {"weight_map": {"a": 5}}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=r"index.json: (must hold a JSON object|weight_map must name)"):
+            Qwen.from_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "."}}')
+    with pytest.raises(CheckpointError, match="is named in the index but is not there"):
+        Qwen.from_folder(tmp_path)
 
 
 def test_weights_that_a_file_keeps_are_not_shared_with_it(reference, tmp_path):
@@ -160,7 +218,8 @@ def test_a_log_stays_in_float32(reference):
 
 def test_config_survives_its_json():
     config = ModelConfig(11, 8, 8, 4, 2, 1, 4, "qwen3_5_text", eos_token_id=[1, 2], partial_rotary_factor=0.5)
-    config = replace(config, layer_types=("linear_attention", "full_attention") * 2)
+    config = replace(config, layer_types=("linear_attention", "full_attention") * 2, linear_num_key_heads=1,
+                     linear_num_value_heads=2, linear_key_head_dim=4, linear_value_head_dim=4)
     assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
