@@ -8,6 +8,7 @@ tasks, tools and grading with numbers in two tokens. In both, a conversation is 
 """
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -17,9 +18,41 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from rl.env import STL, open_env
 
+DEPTH = 50  # of lists and objects within each other in a call's arguments; no tool takes more
+SURROGATES = re.compile(r"[\ud800-\udfff]")  # JSON can spell half a character, which no encoding can write
+
 
 class ChatError(ValueError):
     """A task or a model folder that a chat format cannot express: the message says what and what would be right."""
+
+
+def clean(text: str) -> str:
+    return SURROGATES.sub("\ufffd", text)
+
+
+def each_text(value, change: Callable[[str], str], depth: int = DEPTH):
+    """A JSON value with `change` made to each text in it, names too. RecursionError if it is nested deeper."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | dict) and not depth:
+        raise RecursionError(f"nested more than {DEPTH} deep")
+    if isinstance(value, dict):
+        return {change(key): each_text(item, change, depth - 1) for key, item in value.items()}
+    return [each_text(item, change, depth - 1) for item in value] if isinstance(value, list) else value
+
+
+def read_json(text: str, depth: int = DEPTH):
+    """The value of a JSON text, its texts clean. Raises ValueError, or RecursionError if it is nested deeper."""
+    return each_text(json.loads(text), clean, depth)
+
+
+def read_arguments(text: object) -> dict | None:
+    """The arguments of a call in OpenAI's form, an object as JSON; None if they cannot be read."""
+    try:
+        arguments = read_json(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 @dataclass
@@ -34,19 +67,23 @@ class Call:
 
 @dataclass
 class Turn:
-    """One assistant turn: its text (with the <answer> block, if any) and its tool calls in order."""
+    """One assistant turn: its text (with the <answer> block, if any), its tool calls in order, and the thoughts before
+    both, which are never graded or run."""
 
     content: str
     calls: list[Call]
+    thoughts: str = ""
 
     def message(self) -> dict:
-        """The turn as a chat message in OpenAI's form; a call that cannot be run also has its "text", to be shown."""
+        """The turn as a chat message in OpenAI's form; thoughts are "reasoning_content", as Qwen's template calls them.
+        A call that cannot be run also has its "text", to be shown."""
         functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in self.calls]
         calls = [{"type": "function", "id": f"call_{i}", "function": function} for i, function in enumerate(functions)]
         for call, shown in zip(self.calls, calls, strict=True):
             if call.error:
                 shown["text"] = call.text
-        return {"role": "assistant", "content": self.content} | ({"tool_calls": calls} if calls else {})
+        thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
+        return {"role": "assistant", "content": self.content} | thoughts | ({"tool_calls": calls} if calls else {})
 
 
 @cache
@@ -151,11 +188,14 @@ class QwenChat:
         return self._encode(self.before + self.between.join(self.plain(text.strip()) for text in answers) + self.after)
 
     def assistant(self, message: dict) -> list[int]:
-        """The ids that sampling would have had to produce to say `message`, the stop token included."""
-        message = {"role": "assistant", "content": self.plain(message.get("content") or "")} | {
-            "tool_calls": [{"type": "function", "function": {"name": call["function"]["name"],
-                                                             "arguments": json.loads(call["function"]["arguments"])}}
-                           for call in message.get("tool_calls", ())]}
+        """The ids that sampling would have had to produce to say `message`, the stop token included. Its thoughts are
+        said where the chat format has thinking on. Raises ChatError for a call that cannot be read."""
+        thoughts = {"reasoning_content": message["reasoning_content"]} if self.thinking and message.get(
+            "reasoning_content") else {}
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}
+                 for name, arguments in named_arguments(message)]
+        message = {"role": "assistant", "content": message.get("content") or "", "tool_calls": calls} | thoughts
+        message = each_text(message, self.plain, DEPTH + 4)
         opening = self._render(self.example, True)
         text = self._render([*self.example, message], False)
         assert text.startswith(opening), "the template renders an answered turn unlike the turn it opens"
@@ -164,13 +204,20 @@ class QwenChat:
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def parse(self, ids: list[int]) -> Turn:
-        """A finished turn (with or without its stop token) as text and calls; hostile text gives Call.error."""
+    def parse(self, ids: list[int], whole: bool = True) -> Turn:
+        """A turn (with or without its stop token) as text and calls; hostile text gives Call.error.
+
+        What stands before the last </think> are thoughts; with thinking on a turn begins in them, so that without a
+        </think> it has neither calls nor an answer. whole: False for a turn that was cut, which is not read for calls.
+        """
         text = self.text(ids[:-1] if ids and ids[-1] == self.stop_id else ids)
-        content, *blocks = text.split("<tool_call>")
+        thoughts, closed, said = text.rpartition("</think>")
+        if self.thinking and not closed:
+            thoughts, said = said, ""
+        content, *blocks = said.split("<tool_call>") if whole else [said]
         calls = [replace(read_call(parts := block.partition("</tool_call>"), self.env_name), text=parts[0].strip())
                  for block in blocks]
-        return Turn(content.strip() if calls else content, calls)
+        return Turn(content.strip() if calls or closed else content, calls, thoughts.strip())
 
 
 def read_call(parts: tuple[str, str, str], env: str = STL) -> Call:
@@ -180,9 +227,9 @@ def read_call(parts: tuple[str, str, str], env: str = STL) -> Call:
         return Call("?", error="the tool call is not closed by </tool_call>")
     if body.startswith("{"):
         try:
-            data = json.loads(body)
+            data = read_json(body, DEPTH + 1)
         except (ValueError, RecursionError):
-            return Call("?", error="the tool call is not valid JSON")
+            return Call("?", error=f"the tool call is not valid JSON, or nested more than {DEPTH} deep")
         if not isinstance(data.get("name"), str) or not isinstance(data.get("arguments"), dict):
             return Call("?", error='the tool call must be {"name": ..., "arguments": {...}}')
         return Call(data["name"], data["arguments"])
@@ -195,18 +242,32 @@ def read_call(parts: tuple[str, str, str], env: str = STL) -> Call:
         value, closed, _ = value.partition("</parameter>")
         if not opened or not closed:
             return Call(name, error=f"parameter {key[:40].strip()!r} is not closed by </parameter>")
-        arguments[key] = read_value(argument_kinds(env).get(key, {}), value.removeprefix("\n").removesuffix("\n"))
+        try:
+            arguments[key] = read_value(argument_kinds(env).get(key, {}), value.removeprefix("\n").removesuffix("\n"))
+        except RecursionError:
+            return Call(name, error=f"parameter {key[:40].strip()!r} is nested more than {DEPTH} deep")
     return Call(name, arguments)
 
 
 def read_value(kind: dict, text: str):
-    """A parameter's value: a string as it stands, anything else as JSON, or Python's None, True, False."""
+    """A parameter's value: a string as it stands, anything else as JSON, or Python's None, True, False. Raises
+    RecursionError if it is nested too deep."""
     if kind.get("type") == "string":
         return text
     try:
-        return json.loads({"None": "null", "True": "true", "False": "false"}.get(text.strip(), text))
-    except (ValueError, RecursionError):
+        return read_json({"None": "null", "True": "true", "False": "false"}.get(text.strip(), text), DEPTH - 1)
+    except ValueError:
         return text  # the tool says what it would have wanted
+
+
+def named_arguments(message: dict) -> Iterator[tuple[str, dict]]:
+    """The name and the arguments of each call of a message in OpenAI's form, without those that are null: no template
+    can say what is absent. Raises ChatError for a call that cannot be read."""
+    for call in message.get("tool_calls", ()):
+        arguments = read_arguments(call["function"]["arguments"])
+        if arguments is None:
+            raise ChatError("a call's arguments are not a JSON object")
+        yield call["function"]["name"], {key: value for key, value in arguments.items() if value is not None}
 
 
 # -------------------------------------------------------------------------------------------------- compact format
@@ -321,16 +382,19 @@ class CompactChat:
     def assistant(self, message: dict) -> list[int]:
         """What the world keeps of the text, the calls, and the stop token."""
         words, kinds = [self.env.compact_assistant(message.get("content") or "")], argument_kinds(self.env_name)
-        for call in message.get("tool_calls", ()):
-            words += ["<call>", call["function"]["name"]]
-            for key, value in json.loads(call["function"]["arguments"]).items():
+        for name, arguments in named_arguments(message):
+            words += ["<call>", name]
+            for key, value in arguments.items():
                 words += [key, *flat(value, kinds.get(key))]
         return self._encode(" ".join([*words, "<end>"]))
 
     def text(self, ids: list[int]) -> str:
         return re.sub(r" (?=\.\d\d\b)", "", " ".join(self.names[i] for i in ids))
 
-    def parse(self, ids: list[int]) -> Turn:
+    def parse(self, ids: list[int], whole: bool = True) -> Turn:
+        """As QwenChat.parse; there are no thoughts, and a turn that was cut stays in the format's words."""
+        if not whole:
+            return Turn(self.text(ids), [])
         words = self.text([i for i in ids if i != self.stop_id])
         text, *calls = " ".join(words.split()).split("<call>")
         return Turn(self.env.plain_assistant(text).strip(),

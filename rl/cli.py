@@ -20,7 +20,7 @@ from rl.env import STL, EnvFault, open_env
 from rl.episode import Episode
 from rl.run import newest_run, read_settings, run_of
 from stl import expert
-from stl.prompts import grade
+from stl.prompts import answer_block, grade
 from stl.search import search
 from stl.world import Task
 
@@ -176,7 +176,7 @@ class Scripted:
             for sample in range(samples):
                 episode = Episode(task, 0, group, sample, messages=messages,
                                   turns=sum(message["role"] == "assistant" for message in messages))
-                episode.end("answer" if "<answer>" in content else "no answer", grade(task, content))
+                episode.end("no answer" if answer_block(content) is None else "answer", grade(task, content))
                 episodes.append(episode)
                 if progress:
                     progress(episode)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl.chat import read_arguments
 from rl.episode import Episode
 from stl.formula import In, Out, Until
 from stl.monitor import SLACK, clip, shape_problem
@@ -36,7 +37,8 @@ class Use:
 
 
 def uses(episode: Episode) -> list[Use]:
-    """The tool calls of an episode in order, each with the text that answered it ("" if it ended before).
+    """The tool calls of an episode in order, each with the text that answered it ("" if it ended before, but an error
+    if the arguments, then {}, are not a JSON object).
 
     A plan_path call goes on from the latest earlier one whose path ends where and when it starts: within the robot's
     half-width and no later than one second after the asked time, as models round. A call that starts elsewhere, for
@@ -49,9 +51,9 @@ def uses(episode: Episode) -> list[Use]:
             turn += 1
             waiting = []
             for call in message.get("tool_calls", ()):
-                name, arguments = call["function"]["name"], call["function"]["arguments"]
-                arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-                waiting.append(Use(turn, name, arguments if isinstance(arguments, dict) else {}, "", []))
+                arguments = read_arguments(call["function"]["arguments"])
+                answer = "Error: cannot be read" if arguments is None else ""
+                waiting.append(Use(turn, call["function"]["name"], arguments or {}, answer, []))
             found += waiting
         elif message["role"] == "tool" and waiting:
             waiting.pop(0).answer = message["content"]
@@ -83,7 +85,8 @@ def count(episode: Episode) -> dict[str, int]:
     """What HABITS are made of, for one episode; sums over episodes keep their meaning.
 
     "episodes": 1. "answered": it ended with an answer, right or not. "calls": of any tool, those cut off or not run
-    too. "repeated": calls with the name and arguments of an earlier one. "errors": answers that begin with "Error".
+    too. "repeated": calls with the name and arguments of an earlier one. "errors": answers that begin with "Error", and
+    calls whose arguments cannot be read, answered or not.
     "paths": calls of plan_path. "by_name": those whose goal_region is a region of the task. "locked": those made while
     some door is locked. "kept_out": those of "locked" whose `avoid` lists every door that is.
 

@@ -7,6 +7,7 @@ from rl.episode import Episode
 from rl.sampler import Completion, make_seed
 from rl.workers import open_workers
 from stl.monitor import Verdict
+from stl.prompts import answer_block
 
 
 def new_episodes(tasks: list, samples: int, *seed_parts) -> list[Episode]:
@@ -79,7 +80,7 @@ def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
     episode.turns += 1
     if not completion.stopped or completion.ids[-1] != chat.stop_id:  # not a whole turn: it is not read for calls
         cut = "tokens" if len(episode.ids) >= config.max_tokens else "length"
-        episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
+        episode.messages.append(chat.parse(completion.ids, whole=False).message())
         episode.end("eos" if completion.stopped else cut)
     else:
         turn = chat.parse(completion.ids)
@@ -97,8 +98,7 @@ def finish(episode: Episode, text: str, grade: Callable) -> None:
         return fail(episode, raised(grade, error))
     if not isinstance(verdict, Verdict):
         return fail(episode, f"{called(grade)} returned no stl.monitor.Verdict but {verdict!r:.80}")
-    answered = "<answer>" in text and "</answer>" in text
-    episode.end("answer" if answered else "no answer", verdict)
+    episode.end("no answer" if answer_block(text) is None else "answer", verdict)
 
 
 def fail(episode: Episode, reason: str) -> None:

@@ -12,18 +12,21 @@ import asyncio
 import fcntl
 import hashlib
 import json
+import math
 import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
 
-from rl.chat import Call
+from rl.chat import Call, clean, each_text, read_arguments
 from rl.config import Config
 from rl.env import STL, open_env
 from rl.episode import Episode
@@ -35,6 +38,7 @@ from stl.world import Task
 TOKENS = ("uncached", "cached", "output")  # as they are billed: input not seen lately, input seen lately, output
 OURS = (400, 413, 422)  # statuses for a request that cannot be answered as it is, such as one that is too long
 FATAL = (401, 402, 403, 404)  # key, money, rights, address: every other request would be answered the same way
+MOST_TOKENS = 1e9  # of one answer; a larger figure is none
 LONGEST_PAUSE = 60.0  # seconds between two attempts, unless the server asks for more
 
 
@@ -44,7 +48,7 @@ class TeacherError(ValueError):
 
 class Journal:
     """A file of JSON lines that one process appends to, synced line by line. A last line that a kill cut is dropped.
-    Each must have `keys`, or UsageError says where not."""
+    Each must have `keys`, and one with an answer its tokens, or UsageError says where not."""
 
     def __init__(self, path: Path, *keys: str):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +59,7 @@ class Journal:
             raise TeacherError(f"{path}: another process writes it; wait for it, or name another file") from None
         self.file.seek(0)
         self.file.truncate(self.file.read().rfind(b"\n") + 1)
-        self.rows = [row for row, _ in read_lines(path, itemgetter(*keys))]
+        self.rows = [row for row, _ in read_lines(path, partial(check_row, keys))]
 
     def append(self, row: dict) -> None:
         self.file.write(json.dumps(row).encode() + b"\n")
@@ -65,6 +69,14 @@ class Journal:
 
     def close(self) -> None:
         self.file.close()
+
+
+def check_row(keys: tuple[str, ...], row: dict) -> None:
+    """Raise KeyError or ValueError for a line that no Journal wrote."""
+    itemgetter(*keys)(row)
+    tokens = row["tokens"] if "message" in row or "messages" in row else dict.fromkeys(TOKENS, 0)
+    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int or tokens[kind] < 0 for kind in TOKENS):
+        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}, from 0 on")
 
 
 class Teacher:
@@ -165,7 +177,7 @@ class Teacher:
             try:
                 async with asyncio.timeout(self.config.teacher_seconds):
                     answer = read_completion(await client.post("/chat/completions", body=body, cast_to=object))
-            except (self.openai.OpenAIError, TimeoutError, ValueError) as error:
+            except (self.openai.OpenAIError, TimeoutError, ValueError, RecursionError) as error:
                 reason, pause = self._reason(error), self._pause(attempt, key, error)
                 self.journal.append(row | {"error": reason})
                 if self._refused(getattr(error, "status_code", 0), reason, episode):
@@ -266,33 +278,67 @@ def opening(task: Task, config: Config) -> list[dict]:
 
 
 def read_completion(data) -> dict:
-    """{"message", "cut", "tokens"} of a chat completion in OpenAI's form. ValueError if it is anything else."""
+    """{"message", "cut", "tokens"} of a chat completion in OpenAI's form. ValueError if it is anything else.
+
+    A content in parts is joined, arguments that are no text are kept as their JSON, half characters are replaced.
+    """
     try:
-        choice, usage = data["choices"][0], data.get("usage") or {}
-        said, details = choice["message"], usage.get("prompt_tokens_details") or {}
+        choice, said = data["choices"][0], data["choices"][0]["message"]
+        content = said.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(str(part.get("text") or "") for part in content)
         functions = [(call.get("id"), call["function"]) for call in said.get("tool_calls") or ()]
         calls = [{"type": "function", "id": str(name or f"call_{i}"),
-                  "function": {"name": str(function["name"]), "arguments": str(function.get("arguments") or "{}")}}
+                  "function": {"name": str(function["name"]), "arguments": as_json(function.get("arguments") or "{}")}}
                  for i, (name, function) in enumerate(functions)]
-        cached = int(details.get("cached_tokens") or usage.get("prompt_cache_hit_tokens") or 0)
-        tokens = (int(usage.get("prompt_tokens") or 0) - cached, cached, int(usage.get("completion_tokens") or 0))
-        message = {"role": "assistant", "content": str(said.get("content") or "")}
-        return {"message": message | ({"tool_calls": calls} if calls else {}),
-                "cut": choice.get("finish_reason") == "length", "tokens": dict(zip(TOKENS, tokens, strict=True))}
-    except (LookupError, TypeError, AttributeError) as error:
+        message = {"role": "assistant", "content": str(content)} | ({"tool_calls": calls} if calls else {})
+        return {"message": each_text(message, clean), "cut": choice.get("finish_reason") == "length",
+                "tokens": read_usage(data.get("usage"))}
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a chat completion ({type(error).__name__}: {error})") from None
+
+
+def as_json(arguments: object) -> str:
+    """A call's arguments as the text that they should be; "" for an object that is nested too deep to be read."""
+    try:
+        return arguments if isinstance(arguments, str) else json.dumps(each_text(arguments, clean))
+    except RecursionError:
+        return ""
+
+
+def read_usage(usage: object) -> dict[str, int]:
+    """Token counts by TOKENS. Figures of servers are not trusted: what is no number from 0 on counts as 0, which is
+    said once, and no more of the input is cached than there is."""
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    given = count_tokens(usage.get("prompt_tokens"))
+    cached = min(given, count_tokens(cached or usage.get("prompt_cache_hit_tokens") or 0))
+    return dict(zip(TOKENS, (given - cached, cached, count_tokens(usage.get("completion_tokens"))), strict=True))
+
+
+def count_tokens(figure: object) -> int:
+    """A server's figure as a number of tokens, 0 if it is none."""
+    try:
+        count = float(figure)
+    except (TypeError, ValueError, OverflowError):
+        count = math.nan
+    if 0 <= count < MOST_TOKENS:
+        return int(count)
+    say_once("warning: the endpoint does not always tell in numbers how many tokens it used; what it does not tell "
+             "counts as 0, in the bill and for the limits")
+    return 0
+
+
+@cache
+def say_once(text: str) -> None:
+    tqdm.write(text, file=sys.stderr)
 
 
 def read_call(call: dict) -> Call:
     """A call in OpenAI's form, as the tools take it; what cannot be read gets a readable answer."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        return Call(function["name"], error="the arguments are not a JSON object")
-    return Call(function["name"], arguments)
+    name, arguments = call["function"]["name"], read_arguments(call["function"]["arguments"])
+    return Call(name, error="the arguments are not a JSON object") if arguments is None else Call(name, arguments)
 
 
 def sendable(message: dict) -> dict:
@@ -335,7 +381,7 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
     for digest in wanted.keys() & taken.keys():
         raise TeacherError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
                            "nothing may be learnt from them here; a teacher is measured by eval.py --policy api")
-    with closing(Journal(path, "hash", "success", "messages", "task")) as file:
+    with closing(Journal(path, "hash", "level", "success", "turns", "messages", "task")) as file:
         manifest, prices = begin_manifest(path, name, config), config.teacher_prices
         done, tally = {row["hash"] for row in file.rows}, Tally(file.rows)
         rest = [task for digest, task in wanted.items() if digest not in done]

@@ -80,16 +80,20 @@ def user_prompt(task: Task) -> str:
     return "\n".join(lines + ["", "Formulas:", *formulas])
 
 
+def answer_block(text: str) -> str | None:
+    """What stands in the last complete <answer>...</answer> block of a message; None if it has none."""
+    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    return None if start < 0 else text[start + len("<answer>") : text.find("</answer>", start)]
+
+
 def read_answer(text: str | None) -> tuple[list[list[float]] | None, str | None]:
     """The waypoints [[t, x, y], ...] of the last complete <answer> block, or None and one line on what is wrong.
 
     Reads text from a model, so it never raises: JSON only, bounded in size and depth, finite numbers only.
     """
-    text = text if isinstance(text, str) else ""
-    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
-    if start < 0:
+    block = answer_block(text if isinstance(text, str) else "")
+    if block is None:
         return None, "there is no <answer>...</answer> block"
-    block = text[start + len("<answer>") : text.find("</answer>", start)]
     if len(block) > MAX_ANSWER_CHARS:
         return None, f"the answer has {len(block)} characters; at most {MAX_ANSWER_CHARS} are read"
     try:

@@ -88,6 +88,18 @@ def test_hostile_arguments_are_counted_and_nothing_else():
     assert (found["calls"], found["paths"], found["by_name"], found["kept_out"], found["errors"]) == (3, 1, 0, 0, 2)
 
 
+@pytest.mark.parametrize("arguments", ['{"start": [1,', "null", "[1, 2]", "{'start': 1}", "[" * 990 + "]" * 990,
+                                       '{"a": ' + "[" * 60 + "]" * 60 + "}", {"start": [1, 2]}])
+def test_a_call_that_cannot_be_read_is_one_answered_by_an_error(arguments):
+    """With its answer, and without one, as where a turn was cut within a call."""
+    for answer in ("Error: the arguments are not a JSON object.", None):
+        made = episode([({"name": "plan_path", "arguments": {}}, answer)])
+        made.messages[0]["tool_calls"][0]["function"]["arguments"] = arguments
+        assert [use.arguments for use in uses(made)] == [{}]
+        assert {name: count(made)[name] for name in ("calls", "errors", "paths", "by_name")} == {
+            "calls": 1, "errors": 1, "paths": 1, "by_name": 0}
+
+
 def test_other_worlds_have_calls_but_neither_paths_nor_doors():
     found = counts([({"name": "plan_path", "arguments": {"goal_region": "A"}}, "Error: x")], task=object())
     assert (found["calls"], found["errors"], found["paths"], found["locked"]) == (1, 1, 0, 0)

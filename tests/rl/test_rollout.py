@@ -124,6 +124,25 @@ def test_tools_can_be_off():
     assert play([answer], task, CompactChat(False), replace(CONFIG, tools=False)).reward == 1.0
 
 
+def test_thoughts_are_not_graded(qwen_folder):
+    """Right in the thoughts alone earns nothing, a turn that never ends its thoughts has no answer."""
+    chat, task = QwenChat(qwen_folder, thinking=True), make_task("L0", "eval", 0)
+    right, config = f"<answer>{json.dumps(task.witness)}</answer>", replace(
+        CONFIG, max_tokens=9000, max_turn_tokens=900)
+    for said, ending, reward in ((f"draft {right}\n</think>\n\nI give up", "no answer", 0), (right, "no answer", 0),
+                                 (f"Hm.\n</think>\n\n{right}", "answer", 1)):
+        episode = play([[*chat._encode(said), chat.stop_id]], task, chat, config)
+        assert (episode.ending, episode.reward) == (ending, reward), said
+    cut = play([chat._encode("I am still thinking")], task, chat, config)
+    assert cut.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "I am still thinking"}
+
+
+def test_a_block_is_one_for_ending_and_verdict():
+    """</answer> before <answer> is no block."""
+    episode = play(["</answer> 01.00 <answer> <end>"])
+    assert episode.ending == "no answer" and "no <answer>" in episode.verdict.text
+
+
 def test_end_of_text_is_not_the_end_of_a_turn(qwen_folder):
     chat = QwenChat(qwen_folder)
     config = replace(CONFIG, max_tokens=30_000, max_turn_tokens=3000)
