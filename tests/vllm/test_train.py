@@ -15,14 +15,14 @@ ARGUMENTS = ["--sampler=vllm", "--steps=3", "--gpu_memory=0.1", "--enforce_eager
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def run(folder, *arguments, before=()):
+def run(folder, *overrides, before=(), kill=()):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests/vllm/shim")}
-    return subprocess.run([sys.executable, *before, str(ROOT / "tests/small_run.py"), *ARGUMENTS, *arguments],
+    return subprocess.run([sys.executable, *before, str(ROOT / "tests/small_run.py"), *kill, *ARGUMENTS, *overrides],
                           cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def test_three_steps_and_a_kill(vllm, tmp_path):
-    died = run(tmp_path, "--kill", "grpo:2:rollouts")
+    died = run(tmp_path, kill=("--kill", "grpo:2:rollouts"))
     assert died.returncode == -9, died.stderr
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
