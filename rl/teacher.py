@@ -99,7 +99,8 @@ class Teacher:
         if config.teacher_max_cost and not any(config.teacher_prices):
             raise TeacherError("teacher_max_cost: is a limit on money, so give teacher_prices too")
         self.journal = Journal(path, "key", "task")
-        self.answers = {row["key"]: row for row in self.journal.rows if "message" in row}
+        self.answers = {row["key"]: row | {"message": each_text(row["message"], clean)}
+                        for row in self.journal.rows if "message" in row}
         self.spent = Counter(dict.fromkeys(TOKENS, 0))  # all that was answered, in the journal's whole life
         for answer in self.answers.values():
             self.spent.update(answer["tokens"])
@@ -280,18 +281,22 @@ def opening(task: Task, config: Config) -> list[dict]:
 def read_completion(data) -> dict:
     """{"message", "cut", "tokens"} of a chat completion in OpenAI's form. ValueError if it is anything else.
 
-    A content in parts is joined, arguments that are no text are kept as their JSON, half characters are replaced.
+    A content in parts is joined, arguments that are no text are kept as their JSON, half characters are replaced. What
+    stands before a </think> of the content are thoughts, as in rl.chat.QwenChat.parse.
     """
     try:
         choice, said = data["choices"][0], data["choices"][0]["message"]
         content = said.get("content") or ""
         if isinstance(content, list):
             content = "".join(str(part.get("text") or "") for part in content)
+        thoughts, closed, content = str(content).rpartition("</think>")
+        thoughts = {"reasoning_content": thoughts.strip().removeprefix("<think>").strip()} if closed else {}
         functions = [(call.get("id"), call["function"]) for call in said.get("tool_calls") or ()]
         calls = [{"type": "function", "id": str(name or f"call_{i}"),
                   "function": {"name": str(function["name"]), "arguments": as_json(function.get("arguments") or "{}")}}
                  for i, (name, function) in enumerate(functions)]
-        message = {"role": "assistant", "content": str(content)} | ({"tool_calls": calls} if calls else {})
+        message = {"role": "assistant", "content": content.strip() if closed else content} | thoughts | (
+            {"tool_calls": calls} if calls else {})
         return {"message": each_text(message, clean), "cut": choice.get("finish_reason") == "length",
                 "tokens": read_usage(data.get("usage"))}
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -342,7 +347,9 @@ def read_call(call: dict) -> Call:
 
 
 def sendable(message: dict) -> dict:
-    """`message` as part of a history: many servers refuse one in which a call's arguments are not JSON."""
+    """`message` as part of a history: many servers refuse one in which a call's arguments are not JSON, or that has
+    thoughts."""
+    message = {key: value for key, value in message.items() if key != "reasoning_content"}
     if not any(read_call(call).error for call in message.get("tool_calls", ())):
         return message
     calls = [call | {"function": call["function"] | ({"arguments": "{}"} if read_call(call).error else {})}

@@ -23,7 +23,7 @@ from rl.rollout import new_episodes, rollout
 from rl.run import Run
 from rl.sampler_script import ScriptSampler
 from rl.tasks import named_tasks, reserved
-from rl.teacher import read_completion
+from rl.teacher import TOKENS, read_call, read_completion, say_once, sendable
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import user_prompt
@@ -421,6 +421,75 @@ def test_a_key_must_be_there(capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     args = ["--collect", "x.jsonl", "--tasks", "distill", "--policy", "api", "--teacher_model=x"]
     assert "OPENAI_API_KEY is not set" in mistake(capsys, *args)
+
+
+def completion(usage=None, **message) -> dict:
+    """As read_completion reads it."""
+    return read_completion({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+@pytest.mark.parametrize("usage, tokens", [
+    ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1000}}, (0, 10, 5)),
+    ({"prompt_tokens": -7, "completion_tokens": -5, "prompt_cache_hit_tokens": -3}, (0, 0, 0)),
+    ({"prompt_tokens": float("inf"), "completion_tokens": float("nan")}, (0, 0, 0)),
+    ({"prompt_tokens": "12", "completion_tokens": "some", "prompt_cache_hit_tokens": [3]}, (12, 0, 0)),
+    ({"prompt_tokens": 7.9, "completion_tokens": 10**400, "prompt_tokens_details": 3}, (7, 0, 0)),
+    ("many", (0, 0, 0)), (None, (0, 0, 0))])
+def test_figures_that_cannot_be(usage, tokens, capsys):
+    say_once.cache_clear()
+    for _ in range(3):
+        assert completion(usage, content="x")["tokens"] == dict(zip(TOKENS, tokens, strict=True))
+    said = capsys.readouterr().err.count("counts as 0")
+    assert said == (0 if usage and "prompt_tokens_details" in usage and tokens[2] else 1)
+
+
+def test_what_servers_say_in_other_forms():
+    parts = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "text": "b"}]
+    assert completion(content=parts)["message"] == {"role": "assistant", "content": "a b"}
+    said = completion(content="<think>\nx <answer>1</answer>\n</think>\n\nNo.")["message"]
+    assert said == {"role": "assistant", "content": "No.", "reasoning_content": "x <answer>1</answer>"}
+    assert sendable(said) == {"role": "assistant", "content": "No."}
+    deep = {"a": json.loads("[" * 300 + "]" * 300)}
+    calls = [{"id": "\udc00", "function": {"name": "p\ud83d", "arguments": arguments}}
+             for arguments in ({"goal_region": "\ud83d", "avoid": None}, '{"goal_region": "\\ud83d"}', "\ud83d", deep,
+                               [1])]
+    message = completion(content="x \ud83d", tool_calls=calls)["message"]
+    json.dumps(message, ensure_ascii=False).encode()  # what goes over the wire
+    assert message["content"] == "x \ufffd" and message["tool_calls"][0]["id"] == "\ufffd"
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"goal_region": "\ufffd", "avoid": None}
+    read = [read_call(call) for call in message["tool_calls"]]
+    assert [call.arguments for call in read] == [{"goal_region": "\ufffd", "avoid": None}, {"goal_region": "\ufffd"},
+                                                 {}, {}, {}]
+    assert [bool(call.error) for call in read] == [False, False, True, True, True]
+
+
+def test_strange_calls_neither_stop_collecting_nor_spoil_the_table(serve, capsys):
+    """Half a character, an object and broken JSON as arguments, one each, and then the expert's turns."""
+    strange = ['{"start": [1, 1], "t_start": 0, "goal_region": "\ud83d"}', {"start": [1, 1], "t_start": 0},
+               '{"start": [1,']
+    tasks = [make_task("L0", "eval", i) for i in range(len(strange))]
+
+    def script(task, turn, attempt):
+        place = [one.id for one in tasks].index(task.id)
+        call = {"type": "function", "id": "b", "function": {"name": "plan_path", "arguments": strange[place]}}
+        return [{"content": "\ud83d", "tool_calls": [call]}, *expert(task)][turn]
+
+    server = serve(script, tasks)
+    args = ["--policy", "api", *arguments(server)[6:], "--level", "L0", "--tasks", "3", "--json", "o.json"]
+    for _ in range(2):  # the second time from the journal
+        assert eval_script.main([*args, "--html", "o.html"]) == 0
+        found = json.loads(Path("o.json").read_text())
+        assert found["success"] == 1 and found["habits"]["errors"] == 3 and found["bill"]["output"] > 0
+    assert "calls answered by an error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", ["5", "null", '{"uncached": -1, "cached": 0, "output": 0}', '{"uncached": 1}'])
+def test_a_journal_of_something_else_is_named_with_its_line(tokens, capsys):
+    Path("data").mkdir()
+    line = '{"key": "a", "task": "t", "sent": 1}\n{"key": "a", "task": "t", "message": {}, "tokens": %s}\n'
+    Path("data/d.requests.jsonl").write_text(line % tokens)
+    args = ["--collect", "data/d.jsonl", "--tasks", "distill", "--policy", "api", "--teacher_model=x"]
+    assert "data/d.requests.jsonl, line 2: tokens = " in mistake(capsys, *args)
 
 
 def test_usage_in_other_words():
