@@ -74,9 +74,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def stop(*_) -> None:
     """A spot machine's warning: end as by Ctrl-C, and in 20 s at the latest. What has its name on the disk is whole."""
+    set_alarm()
+    raise KeyboardInterrupt
+
+
+def set_alarm() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20)  # nothing handles it, so it ends the process even in the middle of a kernel
-    raise KeyboardInterrupt
+
+
+@contextmanager
+def held_back(came: list[int]) -> Iterator[None]:
+    """SIGTERM does not interrupt what is done inside, but is entered in `came`: who asked for this ends soon."""
+    def enter(number: int, _) -> None:
+        set_alarm()
+        came.append(number)
+
+    before = signal.signal(signal.SIGTERM, enter)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def train(config: Config, new: bool = False, force: bool = False) -> None:
@@ -145,42 +163,61 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
 
 def learn(config: Config, policy: Policy, run: Run, ledger: Ledger, tasks: list, last: Checkpoint | None, state: dict
           ) -> int:
-    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with each
-    checkpoint."""
+    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with the next."""
     optimizer = sft_optimizer(config, policy)
     learner = Learner(policy.model, trained(policy), optimizer, config, config.device, policy.chat.size)
     step, stopped = last.step if last else 0, False
     if last:
         optimizer.load(last.tensors("optimizer"))
+
+    def keep() -> None:
+        run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
+                 lambda folder: save_model(policy, folder))
+        ledger.enter({}, {})
+
     data, kept_back = lessons(config, policy, tasks)
     total = config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
     policy.sampler.release()  # the trainer has the device first
-    saved = time.monotonic()
+    saved, came = time.monotonic(), []
+    measure = last is not None and not last.state["stopped"]  # a measurement that an interruption has cost
     with tqdm(total=total, initial=step, desc="imitation", unit="step") as bar:
         while not stopped and step < total:
-            began = time.monotonic()
-            optimizer.scale_lr(rate(config, step, total))
-            batch = sft_batch(config, data, step)
-            with policy.uploaded():
-                stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
-            step += 1
-            due = step >= max(1, config.sft_eval_from) and step % (config.sft_eval_every or math.inf) == 0
-            if kept_back and (due or step == total):
-                stats["held_out_loss"] = mean_loss(policy, learner, kept_back)
-            seconds = time.monotonic() - began
-            run.log({"stage": "sft", "step": step, **stats, "time": {"seconds": seconds}})
-            ledger.enter({"trained": stats["tokens"]}, {"imitation": seconds}, write=False)
-            bar.set_postfix(loss=f"{stats['loss']:.3f}", refresh=False)
-            bar.update()
-            if due:
-                success = measure_sft(policy, run, ledger, tasks, step, config.temperature)
-            stopped = due and enough(config, run, success) or step == total
-            if stopped or dist.on_first(lambda then=saved: time.monotonic() - then > config.checkpoint_seconds):
-                run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
-                         lambda folder: save_model(policy, folder))
-                ledger.enter({}, {})
-                saved = time.monotonic()
+            if measure and due(config, step) and enough(
+                    config, run, measure_sft(policy, run, ledger, tasks, step, config.temperature)):
+                stopped = True
+                keep()
+                break
+            with held_back(came):
+                row = sft_step(config, policy, learner, kept_back, sft_batch(config, data, step), step + 1, total)
+                step, stopped, measure = step + 1, step + 1 == total, True
+                run.log(row)
+                ledger.enter({"trained": row["tokens"]}, {"imitation": row["time"]["seconds"]}, write=False)
+                bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
+                bar.update()
+                ends, waited = dist.on_first(lambda then=saved: (bool(came), time.monotonic() - then))
+                if stopped or ends or due(config, step) or waited > config.checkpoint_seconds:
+                    keep()
+                    saved = time.monotonic()
+            if ends:
+                raise KeyboardInterrupt
     return step
+
+
+def due(config: Config, step: int) -> bool:
+    """Whether the weights after a supervised step are measured, and kept before that, as it takes long."""
+    return step >= max(1, config.sft_eval_from) and step % (config.sft_eval_every or math.inf) == 0
+
+
+def sft_step(config: Config, policy: Policy, learner: Learner, kept_back: list[Episode], batch: list[Episode],
+             step: int, total: int) -> dict:
+    """The supervised step number `step` of `total`; returns the row of the log."""
+    began = time.monotonic()
+    learner.optimizer.scale_lr(rate(config, step - 1, total))
+    with policy.uploaded():
+        stats = learner.sft_step(batch) | {"read": sum(len(episode.ids) for episode in batch)}
+    if kept_back and (due(config, step) or step == total):
+        stats["held_out_loss"] = mean_loss(policy, learner, kept_back)
+    return {"stage": "sft", "step": step, **stats, "time": {"seconds": time.monotonic() - began}}
 
 
 def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> float:

@@ -111,6 +111,55 @@ def test_a_spot_machines_warning(undisturbed, tmp_path):
     same_as(undisturbed, tmp_path)
 
 
+@pytest.mark.parametrize("stop", [0.0, 1.0], ids=["stops early", "goes the whole way"])
+def test_a_warning_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop):
+    """SIGTERM while a step is computed waits for its checkpoint, however long those are apart; while the weights are
+    measured it does not wait, and they are measured again."""
+    settings = ["--name=small", "--steps=0", "--sft_steps=7", "--sft_tasks=16", "--sft_eval_every=3",
+                "--sft_eval_from=6", "--max_turns=1", "--max_turn_tokens=4", '--mix={"L0": 9}', '--eval_mix={"L0": 2}',
+                "--checkpoint_seconds=600", f"--sft_stop={stop}"]
+    asked, done, warnings, handlers = [], [], [], {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGALRM)}
+    step, evaluate = train.Learner.sft_step, train.evaluate
+
+    def warned(function, what):
+        def wrapped(*args):
+            done.append(what(*args))
+            if warnings and done[-1] == warnings[0]:
+                warnings.pop(0)
+                signal.raise_signal(signal.SIGTERM)
+            return function(*args)
+        return wrapped
+
+    monkeypatch.setattr(train.Learner, "sft_step", warned(step, lambda *_: "step"))
+    monkeypatch.setattr(train, "evaluate", warned(evaluate, lambda *args: ("measured", args[5], args[6])))
+    monkeypatch.setattr(signal, "alarm", asked.append)
+
+    def go(name):
+        (tmp_path / name).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / name)
+        done.clear()
+        return train.main(settings)
+
+    try:
+        assert go("undisturbed") == 0
+        whole = list(done)
+        assert whole.count("step") == (6 if stop == 0 else 7) and whole.count(("measured", 6, 1.0)) >= 1
+        warnings += ["step", ("measured", 6, 1.0)]
+        assert go("warned") == 1 and done == ["step"] and asked == [20]
+        assert [row["step"] for row in metrics(tmp_path / "warned")] == [1]
+        assert (tmp_path / "warned/runs/small/checkpoints/sft-000001/state.json").exists()
+        assert go("warned") == 1 and done == ["step"] * 5 + [("measured", 6, 1.0)] and asked == [20, 20]
+        assert go("warned") == 0 and done == whole[6:]
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    shutil.rmtree(tmp_path / "warned/runs/small/checkpoints/sft-000001")  # more were kept, of course
+    if stop:
+        shutil.rmtree(tmp_path / "warned/runs/small/checkpoints/sft-000006")
+        shutil.rmtree(tmp_path / "undisturbed/runs/small/checkpoints/sft-000006")
+    same_as(tmp_path / "undisturbed", tmp_path / "warned")
+
+
 @pytest.mark.parametrize("engine", ["", "with time_limit(100): "], ids=["trainer", "while the engine works"])
 def test_nothing_outlives_the_warning_for_long(tmp_path, engine):
     """A kernel that does not come back is ended by the alarm, here after 1 s instead of 20."""
