@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -24,6 +25,7 @@ from stl.prompts import read_answer
 from stl.world import Task
 
 MOST = 2000  # episodes of a page; of longer runs whole steps are left out, evenly
+MOST_TIMED = 500  # waypoints of a path for which the page says when formulas hold: that takes quadratic time
 TEMPLATE = Path(__file__).with_name("viewer.html")
 MARK = "<!-- data -->"
 FIELDS = ("chunk", "place", "run", "step", "level", "task", "sample", "reward", "outcome", "ending", "turns", "tokens")
@@ -143,16 +145,17 @@ def _windows(formula) -> list[list[float]]:
 
 
 def _episode(task: Task | None, episode: Episode, start: int, gain: float | None) -> dict:
-    """An episode from its token number `start` on; log-probs in hundredths, of sampled tokens alone."""
+    """An episode from its token number `start` on; log-probs in hundredths, of sampled tokens alone, None for NaN."""
     said = [message for message in episode.messages if message["role"] != "prompt"]
     lengths = [len(list(run)) for _, run in groupby(episode.mask[start:])]  # of sampled, given, sampled, ... tokens
-    chosen = [round(100 * max(log, -99.0)) for log, mask in zip(episode.logprobs, episode.mask, strict=True) if mask]
+    chosen = [None if math.isnan(log) else round(100 * min(max(log, -99.0), 99.0))
+              for log, mask in zip(episode.logprobs, episode.mask, strict=True) if mask]
     answer = read_answer(said[-1]["content"])[0] if task and said and episode.ending == "answer" else None
     verdict = episode.verdict and {
         "ok": episode.verdict.ok, "clauses": episode.verdict.clauses,
         "problems": [[problem.kind, problem.text, problem.segment] for problem in episode.verdict.violations[:20]]}
     return {"said": said, "ids": episode.ids[start:], "runs": lengths, "logprobs": chosen, "gain": gain,
-            "verdict": verdict, "answer": answer, "truth": truth_if_stopped(task, answer) if answer else None,
+            "verdict": verdict, "answer": answer, "truth": _truth(task, answer),
             "uses": _ways(task, episode)}
 
 
@@ -163,5 +166,10 @@ def _ways(task: Task | None, episode: Episode) -> list[list]:
     for use in uses(episode):
         before = [] if use.after is None else ways[use.after]
         ways.append(way := [row for row in before if use.path and row[0] < use.path[0][0]] + use.path)
-        found.append([use.turn, use.name, way, len(way) - len(use.path), truth_if_stopped(task, way) if way else None])
+        found.append([use.turn, use.name, way, len(way) - len(use.path), _truth(task, way)])
     return found
+
+
+def _truth(task: Task, path: list | None) -> list | None:
+    """truth_if_stopped; None where there is no path or a very long one."""
+    return truth_if_stopped(task, path) if path and len(path) <= MOST_TIMED else None

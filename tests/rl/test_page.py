@@ -18,7 +18,7 @@ from rl.config import load_config
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.habits import uses
-from rl.page import MARK, TEMPLATE, _spelling, eval_groups, steps_shown, write
+from rl.page import MARK, MOST_TIMED, TEMPLATE, _spelling, eval_groups, steps_shown, write
 from rl.report import combine, load, of_rows, sections, side_by_side, summarize
 from rl.run import Run, read_episodes
 from stl.expert import demonstrate
@@ -246,6 +246,31 @@ def test_another_world_has_no_map(tmp_path):
     assert data["main"]["reports"][0]["held_out"][0]["temperature"] is None  # a browser's JSON knows no NaN
 
 
+def strange_page(file: Path) -> dict:
+    """An episode with thoughts, calls whose arguments are no object, log-probs that are none and a long zigzag."""
+    task, episode = make_task("L1", "eval", 0), Episode(make_task("L1", "eval", 0), 0)
+    x, y = task.robot.start
+    long = json.dumps([[float(i), x + i % 2, y] for i in range(MOST_TIMED + 1)])
+    given = ["null", "5", "[1, 2]", '"a"', '{"start": [1,', '{"goal_region": null}', f'{{"waypoints": {long}}}']
+    calls = [{"type": "function", "id": "a", "function": {"name": "check_path", "arguments": text}} for text in given]
+    episode.append([1])
+    episode.append([2, 3, 4, 5], [float("nan"), float("inf"), float("-inf"), -0.5])
+    episode.messages = [{"role": "assistant", "content": "Well.", "reasoning_content": "Hm, I doubt it.",
+                         "tool_calls": calls}, *({"role": "tool", "content": "Error: no."} for _ in calls),
+                        {"role": "assistant", "content": f"So</think><answer>{long}</answer>"}]
+    episode.end("answer", grade(task, episode.messages[-1]["content"]))
+    row = {"stage": "eval", "of": "me", "step": None, "temperature": 1.0, **summarize([episode])}
+    write(file, [of_rows("strange", [row])], eval_groups("strange", [episode]))
+    return blocks(file)["g0"]["episodes"][0]
+
+
+def test_strange_episodes_make_a_page(tmp_path):
+    found = strange_page(tmp_path / "strange.html")
+    assert found["logprobs"] == [None, 9900, -9900, -50]
+    assert len(found["answer"]) == MOST_TIMED + 1 and found["truth"] is None  # it would take quadratic time
+    assert [(len(way), truth) for *_, way, _, truth in found["uses"]] == [(0, None)] * 6 + [(MOST_TIMED + 1, None)]
+
+
 def test_long_runs_are_thinned_to_whole_steps(folder):
     def steps(**options) -> list[int]:
         return [int(path.name[5:11]) for path in steps_shown(folder, **options)]
@@ -387,6 +412,20 @@ def test_another_world_in_the_browser(browser, tmp_path):
             page.keyboard.press(key)
         text = page.inner_text("#text")
         assert "I add." in text and "sum(2, 2" in text and page.query_selector("#map") is None
+
+
+def test_strange_episodes_in_the_browser(browser, tmp_path):
+    """They open without an error, thoughts are folded up, and what is no object is shown as it is."""
+    strange_page(tmp_path / "strange.html")
+    for page in tab(browser, tmp_path / "strange.html"):
+        open_list(page)
+        assert page.locator("#text summary", has_text="thinking").count() == 2
+        assert not page.locator("text=I doubt it").is_visible()
+        shown = [page.inner_text(f"#call{i}").split("check_path")[1].strip() for i in range(6)]
+        assert shown == ["null", "5", "[1,2]", "a", '{"start": [1,', "goal_region  null"]
+        page.keyboard.press("t")
+        page.hover("#t1")
+        assert "log-prob NaN" in page.inner_text("#tip")
 
 
 @pytest.mark.parametrize("width", [1366, 390])

@@ -55,6 +55,7 @@ class Server(ThreadingHTTPServer):
     `asked` counts each body; `histories` are checked to be what OpenAI's servers accept."""
 
     daemon_threads = True
+    request_queue_size = 64  # with the usual five, one of many that call at once is refused
 
     def __init__(self, script, tasks):
         super().__init__(("127.0.0.1", 0), Handler)
