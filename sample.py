@@ -57,6 +57,7 @@ def collect(args) -> None:
         raise cli.UsageError(f"--collect {args.collect}: the name must end in .jsonl")
     name, config, path = args.policy or "expert", load_config(args.config, args.overrides), Path(args.collect)
     cli.check_folder(f"--collect {args.collect}", path.parent)
+    cli.check_target("--collect", args.collect)
     policy = cli.open_policy(name, config, path)
     if args.overrides and policy.config not in (None, config):
         raise cli.UsageError(f"{args.overrides[0]}: {name} keeps the settings that it was trained with")
@@ -107,6 +108,8 @@ def print_episode(episode: Episode) -> None:
         if message["role"] in ("prompt", "system", "user"):  # the task, as this policy reads it
             continue
         print("\n" + paint(message["role"], message["role"]))
+        if message.get("reasoning_content"):
+            print(paint(indent(f"thinking: {message['reasoning_content']}"), "dim"))
         if message.get("content"):
             print(indent(message["content"]))
         for call in message.get("tool_calls", ()):

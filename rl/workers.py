@@ -53,12 +53,8 @@ class Workers:
         for place, call in enumerate(calls):
             if isinstance(call, str):
                 continue
-            try:
-                packed = pickle.dumps(call) if self.processes else b""
-            except RecursionError:  # lists within lists, which no tool takes
-                packed = b""
-            if packed:
-                self.queue.append(Job(packed, place, texts, key, self.finished))
+            if self.processes:
+                self.queue.append(Job(pickle.dumps(call), place, texts, key, self.finished))
             else:
                 texts[place] = call[0](*call[1:])
         if None not in texts:

@@ -160,12 +160,14 @@ def test_text_of_a_model_cannot_reach_the_terminal(capsys):
     arguments = {"plan_path": '{"start": "\\u001b[2J"}', "x\x1b]0;title\x07": "[" * 5000}
     calls = [{"function": {"name": name, "arguments": text}} for name, text in arguments.items()]
     episode.messages = [{"role": "prompt", "content": "P"},
-                        {"role": "assistant", "content": "a\x1b[31m\r\u202e\ud800\nb", "tool_calls": calls}]
+                        {"role": "assistant", "content": "a\x1b[31m\r\u202e\ud800\nb", "tool_calls": calls,
+                         "reasoning_content": "Hm\x1b[31m"}]
     episode.end("length")
     sample_script.print_episode(episode)
     out = capsys.readouterr().out
     assert not any(ord(c) < 32 and c != "\n" or c in "\u202e\ud800" for c in out)
-    assert "a\\x1b[31m\\r\\u202e\\ud800\n  b" in out and "without an answer to grade: length" in out
+    assert "a\\x1b[31m\\r\\u202e\\ud800\n  b" in out and "thinking: Hm\\x1b[31m\n" in out
+    assert "without an answer to grade: length" in out
 
 
 def test_eval_counts(capsys, tmp_path):

@@ -405,6 +405,7 @@ def test_a_kill_loses_one_part_of_the_tasks(monkeypatch, ask):
     (["--collect", "x.jsonl"], "one needs the other"),
     (["--collect", "x.json", "--tasks", "distill"], "must end in .jsonl"),
     (["--collect", "/proc/x/x.jsonl", "--tasks", "distill"], "--collect /proc/x/x.jsonl: cannot be written"),
+    (["--collect", "a.jsonl", "--tasks", "distill"], "--collect a.jsonl: is there, and is no file"),
     (["--collect", "x.jsonl", "--tasks", "nothing"], "no such file; give one, or eval, rl, distill"),
     (["--collect", "x.jsonl", "--tasks", "sft:L0"], "how many"),
     (["--collect", "x.jsonl", "--tasks", "sft:L99=1"], "the levels are"),
@@ -415,6 +416,7 @@ def test_a_kill_loses_one_part_of_the_tasks(monkeypatch, ask):
      "give teacher_prices too"),
 ])
 def test_mistakes_are_named(capsys, argv, said):
+    Path("a.jsonl").mkdir()
     assert said in mistake(capsys, *argv) and not Path("x.jsonl").exists()
 
 

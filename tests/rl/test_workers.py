@@ -1,4 +1,5 @@
 """Tools in worker processes: the episodes are those of one process, and nothing hangs, is lost or stays behind."""
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from model.qwen import Qwen
-from rl.chat import Call, CompactChat, Turn
+from rl.chat import DEPTH, Call, CompactChat, Turn
 from rl.config import load_config, replace
 from rl.policy import random_shape
 from rl.rollout import new_episodes, rollout
@@ -78,9 +79,9 @@ def test_the_same_episodes_to_the_bit(monkeypatch):
 class CallingChat(CompactChat):
     """Reads two of three turns as two calls, whatever they say: random models call none."""
 
-    def parse(self, ids):
+    def parse(self, ids, whole=True):
         call = Call("plan_path", {"start": [5, 5], "t_start": 0, "goal_region": "A"})
-        return Turn(self.text(ids), [call, Call("wall", error="no tool")] if sum(ids) % 3 else [])
+        return Turn(self.text(ids), [call, Call("wall", error="no tool")] if whole and sum(ids) % 3 else [])
 
 
 def test_the_same_with_a_model(monkeypatch):
@@ -150,11 +151,8 @@ def test_a_call_that_kills_its_workers_is_given_up(workers):
             answers(workers, 1)
 
 
-def test_arguments_that_cannot_be_packed_and_calls_that_are_forgotten(workers):
-    deep = []
-    for _ in range(900):
-        deep = [deep]
-    arguments = {"start": deep, "t_start": 0, "goal_region": "A"}
+def test_the_deepest_arguments_and_calls_that_are_forgotten(workers):
+    arguments = json.loads('{"start": ' + "[" * (DEPTH - 1) + "]" * (DEPTH - 1) + "}")
     workers.submit(0, [(call_tool, TASKS[0], "plan_path", arguments)])
     assert answers(workers, 1) == {0: [call_tool(TASKS[0], "plan_path", arguments)]}
     workers.submit(1, [(time.sleep, 0.2)] * 3)

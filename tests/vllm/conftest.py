@@ -49,10 +49,10 @@ def vllm():
 class CallingChat(QwenChat):
     """Reads two of three turns as a call of a tool, whatever they say: random models call none."""
 
-    def parse(self, ids):
+    def parse(self, ids, whole=True):
         text = self.text(ids)
         calls = [Call("plan_path", {"goal_region": "A", "t_start": 0.0}), Call("nothing", {})]
-        return Turn(text, calls) if sum(ids) % 3 else Turn(text, [])
+        return Turn(text, calls) if whole and sum(ids) % 3 else Turn(text, [])
 
 
 def make_folder(kind, tokenizer, folder):
