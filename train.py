@@ -152,6 +152,7 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
+    policy.check_prompts(tasks)
     run.rewind("sft", last.step if last else 0)
     state = {"data": digest, "asked": asked}
     step = last.step if over else learn(config, policy, run, ledger, tasks, last, state)
@@ -288,6 +289,7 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
         optimizer.load(last.tensors("optimizer"))
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
+    policy.check_prompts([*tasks, *stream.batch(0, config.tasks_per_step)])
     saving: dict[str, float] = {}
     with tqdm(total=config.steps, initial=step, desc="grpo", unit="step") as bar:
         while True:

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib.util
 import math
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -60,10 +59,10 @@ class Script(ScriptSampler):
         """The turns of each kind of episode, as token ids."""
         task = self.tasks[prompt]
         expert = self.converse(task, self.config.tools)
-        found = re.search(r"<answer>(\[\[.*?\])", self.chat.parse(expert[-1]).content)  # where it is wrong to stay
-        wrong = f"<answer>{found[1] if found else '[[0, 0, 0]'}]</answer>"
+        answers = (self.converse(other, self.config.tools)[-1] for other in self.tasks.values())  # right ones elsewhere
+        wrong = next((turn for turn in answers if not self.env.grade(task, self.chat.parse(turn).content).ok), [])
         stop, broken = [self.chat.stop_id], self.broken(task)
-        return {"right": expert, "wrong": [self.chat.assistant({"content": wrong})], "silent": [stop],
+        return {"right": expert, "wrong": [wrong or stop], "silent": [stop],
                 "end of text": [self.chat.end_ids[:1] or stop], "broken call": [broken, *expert], "endless": [broken]
                 * self.config.max_turns, "cut": [expert[0][:-1] * self.config.max_turn_tokens]}
 
@@ -74,10 +73,11 @@ class Script(ScriptSampler):
         return [self.chat.assistant(message) for message in messages if message["role"] == "assistant"]
 
     def broken(self, task) -> list[int]:
-        """The expert's first call, cut so that it cannot be read."""
+        """The expert's first call so that it cannot be read: cut, or with a token twice."""
         first = self.converse(task, tools=True)[0]
-        cuts = ([*first[:end], self.chat.stop_id] for end in range(len(first) - 2, 0, -1))
-        return next((cut for cut in cuts if any(call.error for call in self.chat.parse(cut).calls)), first)
+        tries = [[*first[:end], self.chat.stop_id] for end in range(len(first) - 2, 0, -1)]
+        tries += [[*first[:place], *first[place - 1:]] for place in range(1, len(first))]
+        return next((ids for ids in tries if any(call.error for call in self.chat.parse(ids).calls)), first)
 
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
@@ -122,9 +122,9 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
                "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
                "sft_steps": 2 * config.imitates, "sft_tasks": 4 * config.imitates, "sft_batch": 2, "sft_file": "",
                "sft_patience": 0, "sft_eval_every": 0, "steps": 3 if config.steps else 0,
-               "tasks_per_step": len(EPISODES), "eval_every": 2, "samples": len(EPISODES[0]),
-               "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100,
-               "max_drawn": 3 * len(EPISODES), "tool_workers": min(1, config.tool_workers)}
+               "tasks_per_step": len(EPISODES), "max_drawn": len(EPISODES), "samples": len(EPISODES[0]),
+               "optimizer_steps": min(2, config.optimizer_steps), "mismatch_bound": 100, "eval_every": 2,
+               "tool_workers": min(1, config.tool_workers)}
     model = Qwen.random(shape, seed=0)
     if config.adapter:
         laid = lora.attach(model, changes["lora_rank"], config.lora_alpha, config.lora_targets, seed=1)

@@ -1,7 +1,6 @@
 """Bookkeeping for people who pay: tokens, model FLOPs and their share of the cards' peak, hours and money of a run."""
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from model.qwen import ModelConfig
 from rl import dist
 from rl.config import Config
 from rl.episode import Episode
-from rl.run import write_json
+from rl.run import read_json, write_json
 
 
 def flops(shape: ModelConfig, episodes: Sequence[Episode], live: Sequence[Sequence[Episode]], old_logprobs: str
@@ -50,8 +49,8 @@ class Ledger:
 
     def __init__(self, folder: Path, config: Config):
         self.path, self.config, self.entered = folder / "cost.json", config, time.monotonic()
-        self.sums = json.loads(self.path.read_bytes()) if self.path.exists() else {
-            "seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}}
+        self.sums = {"seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}} | (
+            read_json(self.path) if self.path.exists() else {})
 
     def enter(self, row: dict, phases: dict[str, float], write: bool = True) -> None:
         """Add a row of the metrics, the seconds of its phases, and the time since the last entry."""

@@ -68,6 +68,13 @@ class Policy:
         finally:
             self.sampler.release()
 
+    def check_prompts(self, tasks: list) -> None:
+        """ConfigError if a task's prompt leaves no room for a turn: all of its episodes would end before they begin."""
+        for task in tasks:
+            if (tokens := len(self.chat.prompt(task))) >= self.config.max_tokens:
+                raise ConfigError(f"max_tokens = {self.config.max_tokens}: the prompt of task {task.id!r} alone has "
+                                  f"{tokens} tokens; give more, for the answer too")
+
     def traffic(self) -> dict[str, dict]:
         """What the samplers of all ranks counted since the last call, for a row of the log; {} if they do not count."""
         total = Counter()

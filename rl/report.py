@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rl import habits
 from rl.episode import TRUNCATED, Episode
-from rl.run import RunError, read_rows
+from rl.run import RunError, read_json, read_rows
 
 OUTCOMES = ("fail", "mixed", "succeed")  # of a group: none of its episodes succeeds, some do, all do
+BROKEN = (ValueError, TypeError, KeyError, AttributeError)  # what a file of other contents leads to
 Z95 = 1.959964  # of the normal distribution: 95% lie within so many standard deviations
 FAILURES = {
     "collision": "through an obstacle", "speed": "too fast", "workspace": "out of the workspace",
@@ -161,23 +162,29 @@ def load(source: str | Path, first: int = 1, last: int | None = None, levels: Se
         try:
             row = json.loads(path.read_bytes())
             return of_rows(str(source), [row | {"stage": "eval", "of": row["policy"], "step": None}], levels=levels)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (*BROKEN, ZeroDivisionError):  # the latter: it has no episodes
             raise RunError(f"{source}: not a result of eval.py --json") from None
     rows, cost = read_rows(path), path / "cost.json"
     if not rows:
         raise RunError(f"{source}: neither a run folder with metrics nor a result of eval.py --json")
-    return of_rows(str(source), rows, first, last, levels) | {
-        "cost": json.loads(cost.read_bytes()) if cost.exists() else None}
+    try:
+        made = of_rows(str(source), rows, first, last, levels)
+    except (*BROKEN, ZeroDivisionError) as error:
+        raise RunError(f"{path}/metrics.jsonl: a row is not as train.py writes it ({type(error).__name__}: {error})"
+                       ) from None
+    return made | {"cost": read_json(cost) if cost.exists() else None}
 
 
 def of_rows(name: str, rows: list[dict], first: int = 1, last: int | None = None, levels: Sequence[str] = ()) -> dict:
     """The same from rows of the metrics, but for the cost."""
     chosen = [row for row in rows if row["stage"] == "grpo" and first <= row["step"] <= (last or row["step"])]
-    time: Counter = Counter()
+    imitated, time = [row for row in rows if row["stage"] == "sft"], Counter()
     for row in chosen:
-        time.update(row["time"])
+        time.update(row.get("time", {}))
     return {"name": name, "steps": [chosen[0]["step"], chosen[-1]["step"]] if chosen else None,
             "training": combine(chosen, levels), "time": dict(time.most_common()),
+            "imitation": {"steps": len(imitated),
+                          "seconds": sum(row.get("time", {}).get("seconds", 0) for row in imitated)},
             "held_out": list(filter(None, (_measured(row, levels) for row in rows if row["stage"] == "eval"))),
             "course": [course(row) for row in rows if row["stage"] in ("sft", "grpo")], "cost": None}
 
@@ -196,9 +203,12 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
             "measured after": f"{row['of']} step {row['step']}" if row["step"] is not None else row["of"],
             **{level: _rate(figures) for level, figures in _by_level(row)},
             **({"all, by step": " ".join(f"{r['step']}:{r['success']:.2f}" for r in own)} if len(own) > 1 else {})}
+    if imitation := report["imitation"]["steps"]:
+        made["imitation, first step to last"] = _courses(report, "sft", 1, imitation) | {
+            "steps": str(imitation), "seconds": f"{report['imitation']['seconds']:.0f}"}
     of, steps = report["training"] or (report["held_out"] or [None])[-1], report["steps"]
     if of is None:
-        return made
+        return made | _cost(report["cost"])
     if steps:
         made["training success (95% interval)"] = {"steps": f"{steps[0]}-{steps[1]}"} | {
             level: _rate(figures) for level, figures in _by_level(of)}
@@ -212,14 +222,16 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
     made["how episodes end"] = {kind: f"{count / n:.1%}" for kind, count in of["endings"].items()}
     made["tool habits"] = habits.shares(of["habits"])
     made["length of an episode"] = {"turns": f"{of['turns']:.1f}", "sampled tokens": f"{of['tokens']:.0f}"}
-    made["course, first step to last"] = _courses(report)
+    made["course, first step to last"] = _courses(report, "grpo", *steps or (0, -1))
     total = sum(report["time"].values())
     made["time of these steps"] = {phase: f"{value / total:.1%}" for phase, value in report["time"].items()}
-    if cost := report["cost"]:
-        made["cost of the whole run"] = {
-            "hours": f"{cost['seconds'] / 3600:.2f}", "money": f"{cost['money']:.2f}" if cost["money"] else "not set",
-            "tokens sampled": f"{cost['sampled']:,}", "tokens trained": f"{cost['trained']:,}"}
-    return {title: rows for title, rows in made.items() if rows}
+    return {title: rows for title, rows in made.items() if rows} | _cost(report["cost"])
+
+
+def _cost(cost: dict | None) -> dict[str, dict[str, str]]:
+    return {} if cost is None else {"cost of the whole run": {
+        "hours": f"{cost['seconds'] / 3600:.2f}", "money": f"{cost['money']:.2f}" if cost["money"] else "not set",
+        "tokens sampled": f"{cost['sampled']:,}", "tokens trained": f"{cost['trained']:,}"}}
 
 
 def _by_level(figures: dict) -> list[tuple[str, dict]]:
@@ -232,12 +244,11 @@ def _rate(figures: dict) -> str:
     return f"{figures['success']:.2f} ({low:.2f}-{high:.2f})"
 
 
-def _courses(report: dict) -> dict[str, str]:
-    """Of each series of the GRPO steps in the report: the first value, the last one, the lowest and the highest."""
-    first, last = report["steps"] or (0, -1)
+def _courses(report: dict, stage: str, first: int, last: int) -> dict[str, str]:
+    """Of each series of a stage's steps from `first` to `last`: the first value, the last, the lowest, the highest."""
     found = {}
-    for title, (stage, key, _) in SERIES.items():
-        values = [point[key] for point in report["course"] if stage == point["stage"] == "grpo"
+    for title, (of, key, _) in (SERIES | {"held-out loss, nats a token": ("sft", "held_out_loss", False)}).items():
+        values = [point[key] for point in report["course"] if stage == of == point["stage"]
                   and first <= point["step"] <= last and point[key] is not None]
         if values:
             found[title] = f"{values[0]:.4g} to {values[-1]:.4g} (from {min(values):.4g} to {max(values):.4g})"

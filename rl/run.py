@@ -213,8 +213,9 @@ def read_episodes(path: str | Path) -> list[Episode]:
     try:
         lines = gzip.decompress(Path(path).read_bytes()).splitlines()
         return [Episode.from_json(json.loads(line), env) for line in lines]
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); delete it, and its step is sampled again") from None
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"{path}: cannot be read ({reason}); delete it, and its step is sampled again") from None
 
 
 def changed_settings(config: Config, folder: Path) -> list[str]:
@@ -306,6 +307,10 @@ def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
         rows = [json.loads(line) for line in (path.read_bytes().split(b"\n")[:-1] if path.exists() else [])]
     except ValueError as error:
         raise RunError(f"{path}: a line is not JSON ({error}); mend or delete it") from None
+    for number, row in enumerate(rows, 1):
+        needed = ("stage", "step", *["of", "temperature"] * (isinstance(row, dict) and row.get("stage") == "eval"))
+        if not isinstance(row, dict) or not row.keys() >= set(needed):
+            raise RunError(f"{path}: line {number} is no row with {', '.join(needed)}; mend or delete it")
     return [row for row in rows if stage in (None, row["stage"])]
 
 

@@ -70,6 +70,7 @@ def test_a_model_folder_is_measured_with_any_adapter(model, capsys):
     (["--policy", "expert", "--tools", "off"], "not for expert"),
     (["--policy", "expert", "--max_tokens=100"], "unrecognized"),
     (["--model", "model", "--max_token=100"], "did you mean max_tokens"),
+    (["--model", "model", *QUICK, "--max_tokens=16"], "max_tokens = 16: the prompt of task 'L1-eval-0' alone has"),
 ])
 def test_mistakes_are_named(model, capsys, monkeypatch, argv, said):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

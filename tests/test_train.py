@@ -280,6 +280,17 @@ def test_an_adapter_is_needed_to_begin_with_only(monkeypatch, tmp_path):
     assert begun == [7]
 
 
+@pytest.mark.parametrize("stages", [["--steps=0"], ["--sft_steps=0", "--steps=1"]], ids=["imitation", "grpo"])
+def test_a_prompt_that_leaves_no_room_is_refused(monkeypatch, tmp_path, capsys, stages):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    settings = ["--name=small", "--sft_steps=1", "--sft_tasks=8", '--mix={"L0": 9}', '--eval_mix={"L0": 2}', *stages]
+    assert train.main([*settings, "--max_tokens=30"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "max_tokens = 30: the prompt of task 'L0-eval-0" in said[0], said
+    assert int(said[0].partition(" alone has ")[2].split()[0]) > 30 and metrics(tmp_path) == []
+
+
 def test_measuring_leaves_training_unchanged(undisturbed, tmp_path):
     """Neither weights nor rewards depend on whether, and how often, held-out tasks were played in between."""
     assert run(tmp_path, "--eval_every=0", '--eval_mix={"L0": 5}', "--sft_eval_every=5").returncode == 0
@@ -301,6 +312,16 @@ def test_the_dry_run_goes_the_whole_way(qwen_folder, tmp_path, monkeypatch, caps
                   "versions: ", "adapter runs/sft: "):
         assert words in said, said
     assert not any(tmp_path.iterdir())
+
+
+def test_the_dry_run_of_another_world_that_draws_on(tmp_path, monkeypatch, capsys):
+    """Whatever its answers look like; dynamic sampling draws no more tasks than the script has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    config = str(ROOT / "examples/countdown/config.py")
+    assert train.main(["--config", config, "--dry-run", "--dynamic_sampling=true"]) == 0
+    said = capsys.readouterr().out
+    assert "NOT TAKEN" not in said and said.count("  taken: ") == 15 and said.count("2 of 4 groups kept") == 3, said
 
 
 def test_a_dry_run_that_misses_a_branch_fails(monkeypatch, tmp_path):

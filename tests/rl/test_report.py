@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.episode import Episode
-from rl.report import course, curves, failure, of_rows, pass_at, sections, summarize, table, wilson
+from rl.ledger import Ledger
+from rl.report import course, curves, failure, load, of_rows, pass_at, sections, summarize, table, wilson
+from rl.run import RunError
 
 
 def episode(level: str, group: int, ending: str = "answer", *problems: str) -> Episode:
@@ -115,6 +117,44 @@ def test_a_report_in_words():
     assert found["cost of the whole run"] == {"hours": "1.50", "money": "4.50", "tokens sampled": "12,345",
                                               "tokens trained": "678"}
     assert found["held-out success, temperature 1"]["all, by step"] == "2:0.50 6:0.50"
+
+
+def test_a_report_of_the_imitation_alone():
+    """Also before anything was measured."""
+    made = [row | {"time": {"seconds": 2.5}} | ({"held_out_loss": 4 / row["step"]} if row["step"] % 2 == 0 else {})
+            for row in rows()[:4]]
+    cost = {"seconds": 5400.0, "money": 0.0, "sampled": 0, "trained": 678}
+    found = sections(of_rows("mine", made) | {"cost": cost})
+    assert found == {
+        "imitation, first step to last": {
+            "loss, nats a token": "3 to 0.75 (from 0.75 to 3)", "entropy, nats a token": "2 to 0.5 (from 0.5 to 2)",
+            "held-out loss, nats a token": "2 to 1 (from 1 to 2)", "steps": "4", "seconds": "10"},
+        "cost of the whole run": {"hours": "1.50", "money": "not set", "tokens sampled": "0", "tokens trained": "678"}}
+    measured = sections(of_rows("mine", made + rows()[8:9]))
+    assert measured["held-out success, temperature 1"]["measured after"] == "sft step 4"
+    assert measured["imitation, first step to last"] == found["imitation, first step to last"]
+
+
+def test_files_of_other_contents_are_named(tmp_path):
+    """A broken row, a broken cost.json, and results that are none."""
+    run, log = tmp_path / "run", tmp_path / "run/metrics.jsonl"
+    run.mkdir()
+    log.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "time"}) + "\n" for row in rows()))
+    assert load(run)["time"] == {} and load(run)["imitation"] == {"steps": 4, "seconds": 0}
+    for text in ("{", "[1]"):
+        (run / "cost.json").write_text(text)
+        for read in (lambda: load(run), lambda: Ledger(run, None)):
+            with pytest.raises(RunError, match="run/cost.json: cannot be read"):
+                read()
+    log.write_text('{"stage": "grpo", "step": 1}\n')
+    with pytest.raises(RunError, match="metrics.jsonl: a row is not as train.py writes it .KeyError: 'levels'"):
+        load(run)
+    nothing = {"levels": {"L0": summarize(EPISODES)["levels"]["L0"] | {"episodes": 0, "tasks": 0}}}
+    nothing |= {"policy": "p", "temperature": 1}
+    for text in ("{}", "[]", "{", json.dumps(nothing)):
+        (tmp_path / "r.json").write_text(text)
+        with pytest.raises(RunError, match="r.json: not a result of eval.py --json"):
+            load(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize("chosen", [rows(), rows()[:4], rows()[5:6], []])

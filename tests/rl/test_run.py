@@ -171,13 +171,17 @@ def test_a_broken_line_inside_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"stage": "sft", "step": 1}\nnonsense\n')
     with pytest.raises(RunError, match="metrics.jsonl"):
         read_rows(tmp_path)
+    for line in ("[]", "7", '{"stage": "sft"}', '{"step": 2}', '{"stage": "eval", "step": 2, "of": "sft"}'):
+        (tmp_path / "metrics.jsonl").write_text('{"stage": "sft", "step": 1}\n' + line + "\n")
+        with pytest.raises(RunError, match="metrics.jsonl: line 2 is no row with stage, step.*; mend or delete it"):
+            read_rows(tmp_path)
 
 
 def test_rewind_drops_what_will_be_done_again(tmp_path):
     run = Run.open(settings(), tmp_path)
-    rows = [{"stage": "eval", "step": 0, "of": "sft"}, *({"stage": "sft", "step": i} for i in (1, 2)),
-            {"stage": "eval", "step": 2, "of": "sft"}, {"stage": "grpo", "step": 1},
-            {"stage": "eval", "step": 1, "of": "grpo"}, {"stage": "grpo", "step": 2}]
+    rows = [{"stage": "eval", "step": 0, "of": "sft", "temperature": 1}, *({"stage": "sft", "step": i} for i in (1, 2)),
+            {"stage": "eval", "step": 2, "of": "sft", "temperature": 1}, {"stage": "grpo", "step": 1},
+            {"stage": "eval", "step": 1, "of": "grpo", "temperature": 1}, {"stage": "grpo", "step": 2}]
     for row in rows:
         run.log(row)
     for stage, step, left in (("grpo", 2, 7), ("grpo", 1, 6), ("sft", 2, 4), ("sft", 1, 2), ("sft", 0, 1)):
@@ -271,7 +275,13 @@ def test_episodes_that_were_cut(tmp_path):
     packed = run.folder / "episodes" / "step-000001.jsonl.gz"
     assert json.loads(gzip.decompress(packed.read_bytes()))["ending"] == "tokens"
     assert run.read_episodes(1) == [episode]
-    packed.write_bytes(packed.read_bytes()[:-9])
+    whole = packed.read_bytes()
+    for line in ("[]", "{}", '"x"', json.dumps({**episode.to_json(), "more": 1}),
+                 json.dumps({key: value for key, value in episode.to_json().items() if key != "verdict"})):
+        packed.write_bytes(gzip.compress(line.encode()))
+        with pytest.raises(RunError, match="step-000001.jsonl.gz: cannot be read .*delete it"):
+            run.read_episodes(1)
+    packed.write_bytes(whole[:-9])
     with pytest.raises(RunError, match="step-000001.jsonl.gz: cannot be read .*delete it"):
         run.read_episodes(1)
 
