@@ -106,8 +106,10 @@ def measure(args) -> None:
     known = policy.config.eval_mix if policy.config else EVAL_COUNTS
     mix = {level: args.tasks or known.get(level) or EVAL_COUNTS.get(level, TASKS) for level in levels or known}
     tasks = held_out(mix, world.__name__)
-    if hasattr(policy, "check_prompts"):
-        policy.check_prompts(tasks)
+    if hasattr(policy, "chat"):
+        from rl.policy import check_prompts  # brings torch, which scripted policies do without
+
+        check_prompts(policy.config, policy.chat, tasks)
     temperature = policy.config.temperature if policy.config and args.temperature is None else args.temperature
     with tqdm(total=len(tasks) * args.samples, desc="episodes", unit="", leave=False) as bar:
         episodes = policy.play(tasks, args.samples, ("eval",), temperature, progress=lambda episode: bar.update())

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from model.checkpoint import save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
 from rl import cli, dist, report
+from rl.chat import open_chat
 from rl.config import Config, ConfigError, load_config, replace
 from rl.dryrun import dry_run
 from rl.env import EnvFault
@@ -37,7 +38,7 @@ from rl.learner import Learner, sampler_logprobs
 from rl.ledger import Ledger, against_plan, flops
 from rl.lessons import file_digest, lessons, sft_batch
 from rl.plan import show_plan
-from rl.policy import Policy, check_machine, resume_policy
+from rl.policy import Policy, check_machine, check_prompts, resume_policy
 from rl.probe import prove
 from rl.run import Checkpoint, Run, latest_checkpoint, run_folder
 from rl.tasks import TaskStream, held_out
@@ -105,7 +106,9 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
                           "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
     begun = any((run_folder(config, new=new) / "checkpoints").glob("*/state.json"))
     model = check_machine(replace(config, adapter="") if begun else config, config.model)  # a run has its own adapter
-    run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))
+    first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
+    check_prompts(config, open_chat(config, model), held_out(config.eval_mix, config.env) + first * bool(config.steps))
+    run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))  # a mistake so far leaves no folder
     folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
         if run.finished:
@@ -152,7 +155,6 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
-    policy.check_prompts(tasks)
     run.rewind("sft", last.step if last else 0)
     state = {"data": digest, "asked": asked}
     step = last.step if over else learn(config, policy, run, ledger, tasks, last, state)
@@ -289,7 +291,6 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
         optimizer.load(last.tensors("optimizer"))
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
-    policy.check_prompts([*tasks, *stream.batch(0, config.tasks_per_step)])
     saving: dict[str, float] = {}
     with tqdm(total=config.steps, initial=step, desc="grpo", unit="step") as bar:
         while True:

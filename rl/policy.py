@@ -68,13 +68,6 @@ class Policy:
         finally:
             self.sampler.release()
 
-    def check_prompts(self, tasks: list) -> None:
-        """ConfigError if a task's prompt leaves no room for a turn: all of its episodes would end before they begin."""
-        for task in tasks:
-            if (tokens := len(self.chat.prompt(task))) >= self.config.max_tokens:
-                raise ConfigError(f"max_tokens = {self.config.max_tokens}: the prompt of task {task.id!r} alone has "
-                                  f"{tokens} tokens; give more, for the answer too")
-
     def traffic(self) -> dict[str, dict]:
         """What the samplers of all ranks counted since the last call, for a row of the log; {} if they do not count."""
         total = Counter()
@@ -85,14 +78,24 @@ class Policy:
 
 def check_machine(config: Config, folder: str | Path | None) -> Path | None:
     """The model's local `folder`, fetched if it is a name on the hub. Raises ConfigError if this machine lacks the
-    model, the adapter to start from, or the GPU."""
+    model, the adapter to start from, or the GPU, or if there is no such network as config.architecture."""
     if config.adapter:
         adapter_folder(config)
+    if not folder:
+        random_shape(config, vocab_size=1)
     if config.device == "cuda" and not torch.cuda.is_available():
         name = f"; model = {str(folder)!r} is not fetched" * bool(folder and not Path(folder).is_dir())
         raise ConfigError(f"device = 'cuda': this machine has no CUDA device{name}; say --device=cpu, and "
                           "--model=FOLDER for a model on the disk")
     return fetch(folder) if folder else None
+
+
+def check_prompts(config: Config, chat: CompactChat | QwenChat, tasks: list) -> None:
+    """ConfigError if a task's prompt leaves no room for a turn: all of its episodes would end before they begin."""
+    for task in tasks:
+        if (tokens := len(chat.prompt(task))) >= config.max_tokens:
+            raise ConfigError(f"max_tokens = {config.max_tokens}: the prompt of task {task.id!r} alone has {tokens} "
+                              "tokens; give more, for the answer too")
 
 
 def adapter_folder(config: Config) -> Path:
