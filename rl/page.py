@@ -18,7 +18,7 @@ from pathlib import Path
 from rl.episode import Episode
 from rl.habits import uses
 from rl.report import FAILURES, SERIES, failure, sections
-from rl.run import latest_checkpoint, read_episodes, read_rows, read_settings
+from rl.run import episode_files, latest_checkpoint, read_episodes, read_rows, read_settings
 from stl.formula import And, Or, children
 from stl.monitor import truth_if_stopped
 from stl.prompts import read_answer
@@ -31,16 +31,15 @@ MARK = "<!-- data -->"
 FIELDS = ("chunk", "place", "run", "step", "level", "task", "sample", "reward", "outcome", "ending", "turns", "tokens")
 
 
-def steps_shown(folder: str | Path, first: int = 1, last: int | None = None, most: int = MOST) -> list[Path]:
+def steps_shown(folder: str | Path, first: int = 1, last: int | None = None, most: int = MOST) -> dict[int, Path]:
     """The episode files of a run's steps first..last; evenly chosen ones, the last too, if those are too many."""
-    files = {int(path.name[5:11]): path for path in sorted(Path(folder).glob("episodes/step-*.jsonl*"))
-             if path.suffix in (".jsonl", ".gz")}
+    files = episode_files(folder)
     sizes = {row["step"]: row["episodes"] for row in read_rows(folder, "grpo")}
-    steps = [step for step in sorted(files) if step in sizes and first <= step <= (last or step)]
+    steps = [step for step in files if step in sizes and first <= step <= (last or step)]
     stride = 1
     while steps and sum(sizes[step] for step in steps[::-1][::stride]) > most and stride < len(steps):
         stride += 1
-    return [files[step] for step in steps[::-1][::stride][::-1]]
+    return {step: files[step] for step in steps[::-1][::stride][::-1]}
 
 
 def open_names(folder: str | Path):
@@ -69,11 +68,11 @@ def _groups_of(folder: str, first: int, last: int | None, levels: Sequence[str],
     from rl.grpo import advantages  # imports torch
 
     std = read_settings(folder).get("advantage_std", "group")
-    for path in steps_shown(folder, first, last, most):
+    for step, path in steps_shown(folder, first, last, most).items():
         episodes = (episode for episode in read_episodes(path) if not levels or episode.task.level in levels)
         for _, _, group, _ in eval_groups(folder, episodes):
             gains = advantages([episode.reward for episode in group], std).tolist()
-            yield folder, int(path.name[5:11]), group, [round(gain, 4) for gain in gains]
+            yield folder, step, group, [round(gain, 4) for gain in gains]
 
 
 def eval_groups(name: str, episodes: Iterable[Episode]) -> Iterator[tuple]:

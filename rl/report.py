@@ -313,7 +313,8 @@ def curves(rows: list[dict], path: str | Path) -> None:
                     continue
                 ax.plot([point["step"] for point in known], [point[key] for point in known], label=name,
                         marker="o" if len(known) == 1 else None)
-            ax.set(title=title, xlabel=f"{stage} step", ylim=(-0.02 * ax.get_ylim()[1], None))  # none is below 0
+            top = ax.get_ylim()[1]
+            ax.set(title=title, xlabel=f"{stage} step", ylim=(-0.02 * top, 1.04 * top))  # none is below 0
         for ax in axes:
             ax.grid(alpha=0.3)
             ax.xaxis.get_major_locator().set_params(integer=True)

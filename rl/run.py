@@ -200,10 +200,15 @@ class Run:
         """The settings change: the run is not finished, and rollouts not yet learnt from are to be made again."""
         (self.folder / "finished").unlink(missing_ok=True)
         last = self.latest("grpo")
-        for path in (self.folder / "episodes").glob("step-*.jsonl.gz"):
-            number = re.fullmatch(r"step-(\d+)\.jsonl\.gz", path.name)
-            if number and (last is None or int(number[1]) > last.step):
+        for step, path in episode_files(self.folder).items():
+            if last is None or step > last.step:
                 path.unlink()
+
+
+def episode_files(folder: str | Path) -> dict[int, Path]:
+    """A run folder's files of episodes by their step, the first step first."""
+    found = {path: re.fullmatch(r"step-(\d+)\.jsonl\.gz", path.name) for path in Path(folder).glob("episodes/step-*")}
+    return {int(name[1]): path for path, name in sorted(found.items()) if name}
 
 
 def read_episodes(path: str | Path) -> list[Episode]:
