@@ -104,10 +104,12 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
     if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
         raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
                           "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
-    begun = any((run_folder(config, new=new) / "checkpoints").glob("*/state.json"))
-    model = check_machine(replace(config, adapter="") if begun else config, config.model)  # a run has its own adapter
-    first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
-    check_prompts(config, open_chat(config, model), held_out(config.eval_mix, config.env) + first * bool(config.steps))
+    begun = latest_checkpoint(run_folder(config, new=new)) is not None  # then its checkpoints have what it began with
+    model = check_machine(replace(config, adapter="") if begun else config, config.model)
+    if not begun:
+        first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
+        tasks = held_out(config.eval_mix, config.env) + first * bool(config.steps)
+        check_prompts(config, open_chat(config, model), tasks)
     run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))  # a mistake so far leaves no folder
     folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
@@ -128,10 +130,10 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
         if config.sampler != "script":  # of a dry run nothing is left
             print(f"done: curves in {folder}/curves.png; try python sample.py --policy {folder}")
     except KeyboardInterrupt:
-        if config.sampler != "script":
+        if config.sampler != "script" and dist.rank() == 0:
             last = latest_checkpoint(folder)
             words = f"after {last.stage} step {last.step}" if last else "from the beginning"
-            print(f"\n{folder}: stopped; the same command goes on {words}", file=sys.stderr)
+            print(f"\n{folder}: stopped; the same command{' without --new' * new} goes on {words}", file=sys.stderr)
         raise
     finally:
         run.close()
@@ -142,14 +144,14 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
 
 def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
-    last, asked = run.latest("sft"), config.sft_steps or config.sft_epochs
-    over = last is not None and last.state["stopped"]
-    over = over and asked <= last.state.get("asked", asked)  # --force may ask for more than it was ended with
+    last, asked = run.latest("sft"), [config.sft_steps, config.sft_epochs]
+    over = last is not None and last.state["stopped"] and not any(  # --force may ask for more than it was ended with
+        now > then for now, then in zip(asked, last.state["asked"], strict=True))
     if run.latest("grpo"):
         if not over:
             print(f"{run.folder}: imitates no further, as GRPO has begun; for more of it give --new")
         return
-    if over and all(measured(run, "sft", last.step, heat) for heat in (config.temperature, 0.0)):
+    if over and all(measured(run, "sft", last.step, t) for t in (config.temperature, 0.0)):
         return
     tasks = held_out(config.eval_mix, config.env)
     digest = file_digest(config.sft_file, last)
@@ -158,51 +160,50 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     run.rewind("sft", last.step if last else 0)
     state = {"data": digest, "asked": asked}
     step = last.step if over else learn(config, policy, run, ledger, tasks, last, state)
-    for heat in (config.temperature, 0.0):
-        measure_sft(policy, run, ledger, tasks, step, heat)
+    for temperature in (config.temperature, 0.0):
+        measure_sft(policy, run, ledger, tasks, step, temperature)
     if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
         policy.close()
 
 
 def learn(config: Config, policy: Policy, run: Run, ledger: Ledger, tasks: list, last: Checkpoint | None, state: dict
           ) -> int:
-    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with the next."""
+    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with each
+    checkpoint."""
     optimizer = sft_optimizer(config, policy)
     learner = Learner(policy.model, trained(policy), optimizer, config, config.device, policy.chat.size)
-    step, stopped = last.step if last else 0, False
+    step = last.step if last else 0
     if last:
         optimizer.load(last.tensors("optimizer"))
 
-    def keep() -> None:
-        run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": stopped},
-                 lambda folder: save_model(policy, folder))
-        ledger.enter({}, {})
+    def done() -> bool:
+        return due(config, step) and enough(
+            config, run, measure_sft(policy, run, ledger, tasks, step, config.temperature))
 
     data, kept_back = lessons(config, policy, tasks)
     total = config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
     policy.sampler.release()  # the trainer has the device first
     saved, came = time.monotonic(), []
-    measure = last is not None and not last.state["stopped"]  # a measurement that an interruption has cost
+    stopped = last is not None and not last.state["stopped"] and done()  # a measurement that an interruption has cost
     with tqdm(total=total, initial=step, desc="imitation", unit="step") as bar:
         while not stopped and step < total:
-            if measure and due(config, step) and enough(
-                    config, run, measure_sft(policy, run, ledger, tasks, step, config.temperature)):
-                stopped = True
-                keep()
-                break
             with held_back(came):
                 row = sft_step(config, policy, learner, kept_back, sft_batch(config, data, step), step + 1, total)
-                step, stopped, measure = step + 1, step + 1 == total, True
+                step += 1
                 run.log(row)
                 ledger.enter({"trained": row["tokens"]}, {"imitation": row["time"]["seconds"]}, write=False)
                 bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
                 bar.update()
                 ends, waited = dist.on_first(lambda then=saved: (bool(came), time.monotonic() - then))
-                if stopped or ends or due(config, step) or waited > config.checkpoint_seconds:
-                    keep()
+                if ends or step == total or due(config, step) or waited > config.checkpoint_seconds:
+                    run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": False},
+                             lambda folder: save_model(policy, folder))
+                    ledger.enter({}, {})
                     saved = time.monotonic()
-            if ends:
+            if dist.on_first(lambda: bool(came)):
                 raise KeyboardInterrupt
+            stopped = step < total and done()
+    run.amend("sft", stopped=True)
     return step
 
 

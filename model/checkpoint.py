@@ -26,7 +26,8 @@ PREFIXES = ("model.", "model.language_model.")
 # do not; none, false and empty do not either.
 PLAIN = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys((
     "use_rslora", "use_dora", "use_qalora", "alpha_pattern", "rank_pattern", "fan_in_fan_out", "layers_to_transform",
-    "layer_replication", "modules_to_save", "lora_bias", "trainable_token_indices", "target_parameters"))
+    "layer_replication", "modules_to_save", "lora_bias", "trainable_token_indices", "target_parameters",
+    "alora_invocation_tokens", "kasa_config", "monteclora_config", "use_bdlora"))
 BASE_CHANGES = ("pissa", "olora", "corda", "loftq")  # ways to begin an adapter that change the weights below it
 
 

@@ -72,6 +72,8 @@ class ModelConfig:
         _check_numbers(text)
         hybrid, heads = text["model_type"] == "qwen3_5_text", text["num_attention_heads"]
         every = text.get("full_attention_interval", 4) if hybrid else 1
+        if type(every) is not int or every < 1:
+            raise ValueError(f"full_attention_interval {every!r}: must be a whole number from 1")
         kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(text["num_hidden_layers"])]
         filled = text | {
             "num_key_value_heads": text.get("num_key_value_heads") or heads,
@@ -132,6 +134,9 @@ def _check_numbers(given: dict) -> None:
 
 def _check_fit(c: ModelConfig) -> None:
     """Raise ValueError for numbers that do not go together."""
+    if c.partial_rotary_factor > 1 or c.rope_theta == 0:
+        raise ValueError(f"partial_rotary_factor {c.partial_rotary_factor}, rope_theta {c.rope_theta}: the first "
+                         "must be at most 1, the second above 0")
     if int(c.head_dim * c.partial_rotary_factor) % 2:
         raise ValueError(f"head_dim {c.head_dim}: position must turn an even number of its channels")
     linear = {name: value for name, value in asdict(c).items() if name.startswith("linear_")}

@@ -100,10 +100,16 @@ def argument_kinds(env: str) -> dict[str, dict]:
                             "'name': ..., 'parameters': {'type': 'object', 'properties': {...}}}}") from None
         for key, schema in found.items():
             other = kinds.setdefault(key, schema)
-            if any(other.get(item) != schema.get(item) for item in ("type", "items")):
+            if type_of(other) != type_of(schema):
                 raise ChatError(f"env = {env!r}: argument {key!r} of tool {name!r} has another type in another tool; "
                                 "rename one of the two")
     return kinds
+
+
+def type_of(schema: dict) -> list:
+    """What of a schema decides how a value is written and read."""
+    items = schema.get("items")
+    return [schema.get("type"), schema.get("minItems"), type_of(items) if isinstance(items, dict) else None]
 
 
 def with_type(schema: dict) -> dict:
@@ -161,6 +167,7 @@ class QwenChat:
         self.stop_id = ids[0]
         self.stop_text = self.tokenizer.decode(ids[:1])
         self.before = before.removeprefix(self.stop_text)
+        self.opened = self.after.rstrip().endswith("<think>")  # the template begins a turn's thoughts
         end_of_text = self.tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.end_ids = [end_of_text] if end_of_text is not None and end_of_text != self.stop_id else []
         if two != before + "BETA" + self.between + "GAMMA" + self.after or before == self.before:
@@ -207,12 +214,12 @@ class QwenChat:
     def parse(self, ids: list[int], whole: bool = True) -> Turn:
         """A turn (with or without its stop token) as text and calls; hostile text gives Call.error.
 
-        What stands before the last </think> are thoughts; with thinking on a turn begins in them, so that without a
-        </think> it has neither calls nor an answer. whole: False for a turn that was cut, which is not read for calls.
+        What stands before the last </think> are thoughts; a turn that begins in them, by the template or by itself, and
+        has no </think> has neither calls nor an answer. whole: False for a turn that was cut, not read for calls.
         """
         text = self.text(ids[:-1] if ids and ids[-1] == self.stop_id else ids)
         thoughts, closed, said = text.rpartition("</think>")
-        if self.thinking and not closed:
+        if not closed and (self.opened or said.lstrip().startswith("<think>")):
             thoughts, said = said, ""
         content, *blocks = said.split("<tool_call>") if whole else [said]
         calls = [replace(read_call(parts := block.partition("</tool_call>"), self.env_name), text=parts[0].strip())
@@ -279,9 +286,9 @@ READ = {  # a word as a value, by its type
 
 
 def number(value: float) -> str:
-    """`value` as dd.dd. Raises ChatError outside 0..99.99 or with more than two decimals."""
-    if not 0 <= value <= 99.99 or abs(round(value, 2) - value) > 1e-9:
-        raise ChatError(f"the compact format writes numbers from 0 to 99.99 with two decimals, not {value}")
+    """`value` as dd.dd. Raises ChatError for what is no number, is outside 0..99.99 or has more than two decimals."""
+    if type(value) not in (int, float) or not 0 <= value <= 99.99 or abs(round(value, 2) - value) > 1e-9:
+        raise ChatError(f"the compact format writes numbers from 0 to 99.99 with two decimals, not {value!r}")
     return f"{value:05.2f}"
 
 
@@ -350,6 +357,8 @@ class CompactChat:
         for word in words:
             if not isinstance(word, str) or len(word.split()) != 1 or re.search(r".\.\d\d$", word):
                 raise ChatError(f"{start}{word!r} in WORDS is no single word")
+        if not self.tools:
+            return
         for key, schema in kinds.items():
             if not sayable(schema):
                 raise ChatError(f"{start}argument {key!r} is {json.dumps(schema)[:80]}: the compact format has "
@@ -357,9 +366,9 @@ class CompactChat:
         needed = [*(tool["function"]["name"] for tool in self.env.TOOLS), *kinds]
         types = [(schema["items"] if schema["type"] == "array" else schema)["type"] for schema in kinds.values()]
         needed += ["true", "false"] * ("boolean" in types)
-        if self.tools and (missing := [word for word in dict.fromkeys(needed) if word not in words]):
+        if missing := [word for word in dict.fromkeys(needed) if word not in words]:
             raise ChatError(f"{start}WORDS lacks {', '.join(missing)}, with which tools are called")
-        if self.tools and "integer" in types and not any(word.isdecimal() for word in words):
+        if "integer" in types and not any(word.isdecimal() for word in words):
             raise ChatError(f"{start}WORDS lacks the whole numbers with which tools are called, such as 3")
 
     def _encode(self, text: str) -> list[int]:

@@ -262,7 +262,7 @@ def read_value(field: dataclasses.Field, text: str):
     try:
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
         return ast.literal_eval(text) if value is text else value
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise ConfigError(f"{field.name} = {text[:40]}: cannot be read as {describe(field)}") from None
 
 

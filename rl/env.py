@@ -6,6 +6,7 @@ rl/stl_env.py is the world of this project, examples/countdown/env.py another on
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from types import ModuleType
@@ -64,8 +65,12 @@ def open_env(name: str = STL) -> ModuleType:
 
 
 def told(error: Exception) -> str:
-    """An exception in one line, with the line of code that raised it."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    """An exception in one line, with the last line of code outside of installed packages that led to it."""
+    if isinstance(error, SyntaxError):  # says the place itself
+        return f"{type(error).__name__}: {error}"
+    places = traceback.extract_tb(error.__traceback__)
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+    place = next((p for p in reversed(places) if not p.filename.startswith(library)), places[-1])
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}: {place.line})"
 
 

@@ -52,7 +52,7 @@ def whole(folder: Path) -> bool:
         index = folder / "model.safetensors.index.json"
         names = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ["model.safetensors"]
         return all((folder / file).is_file() for file in {*names, "config.json", "tokenizer.json"})
-    except (OSError, ValueError, KeyError, AttributeError):  # or the index has another form
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # or the index has another form
         return False
 
 

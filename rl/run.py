@@ -29,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from rl.env import STL
 from rl.episode import Episode
@@ -159,11 +159,17 @@ class Run:
             sizes = {str(path.relative_to(temporary)): path.stat().st_size
                      for path in sorted(temporary.glob("**/*")) if path.is_file()}
             write_json(temporary / "state.json", state | {"files": sizes})
-            if final.exists():
-                _remove(final)
+            old = final.rename(final.with_name(f"tmp-old-{name}")) if final.exists() else None
             _rename(temporary, final)
+            if old:
+                shutil.rmtree(old)
         self._prune()
         return Checkpoint(stage, step, final, state)
+
+    def amend(self, stage: str, **changes) -> None:
+        """Change what the stage's last checkpoint says of itself; its tensors are as they were."""
+        path = _newest(self.folder, stage) / "state.json"
+        write_json(path, read_json(path) | changes)
 
     def _prune(self) -> None:
         for stage in STAGES:
@@ -239,7 +245,7 @@ def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> 
     def numbered(number: int) -> Path:
         return Path(root) / (config.name if number == 1 else f"{config.name}-{number}")
 
-    names = (re.fullmatch(re.escape(config.name) + "(?:-([0-9]+))?", path.name) for path in Path(root).glob("*"))
+    names = (re.fullmatch(re.escape(config.name) + "(?:-([1-9][0-9]*))?", path.name) for path in Path(root).glob("*"))
     numbers = [int(name[1] or 1) for name in names if name and _is_of(Path(root) / name[0], config.name)]
     if numbers and not new:
         return numbered(max(numbers))
@@ -385,7 +391,8 @@ def _newest(folder: Path, stage: str | None = None) -> Path | None:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """Which of a checkpoint's files is missing, or not as long as it was saved; None if nothing is wrong."""
+    """Which of a checkpoint's files is missing, not as long as it was saved, or without a header that can be read; None
+    if nothing is wrong."""
     try:
         sizes = json.loads((checkpoint / "state.json").read_bytes()).get("files", {})  # runs of old do not say
     except (OSError, ValueError) as error:
@@ -395,4 +402,10 @@ def _damage(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if (found := (checkpoint / name).stat().st_size) != size:
             return f"{name} has {found} bytes, not {size}"
+    for path in checkpoint.glob("**/*.safetensors"):
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            return f"{path.name}: {error}"
     return None

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -109,7 +109,7 @@ def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]
                 raise cli.UsageError(f"{path}, line {i}: {str(error)[:300]}") from None
 
 
-def reserved(robots: Iterable[tuple[float, float]] | None = None, folder: str | Path = "data") -> dict[str, str]:
+def reserved(robots: Collection[tuple[float, float]] | None = None, folder: str | Path = "data") -> dict[str, str]:
     """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Kept as `_keep`
     says.
 

@@ -28,9 +28,9 @@ from tqdm import tqdm
 
 from rl.chat import Call, clean, each_text, read_arguments
 from rl.config import Config
-from rl.env import STL, open_env
+from rl.env import STL, Fault, open_env
 from rl.episode import Episode
-from rl.rollout import finish, what_to_run
+from rl.rollout import fail, finish, what_to_run
 from rl.run import write_file, write_json
 from rl.tasks import read_lines, reserved
 from stl.world import Task
@@ -75,8 +75,8 @@ def check_row(keys: tuple[str, ...], row: dict) -> None:
     """Raise KeyError or ValueError for a line that no Journal wrote."""
     itemgetter(*keys)(row)
     tokens = row["tokens"] if "message" in row or "messages" in row else dict.fromkeys(TOKENS, 0)
-    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int or tokens[kind] < 0 for kind in TOKENS):
-        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}, from 0 on")
+    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int for kind in TOKENS):
+        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}")
 
 
 class Teacher:
@@ -368,6 +368,8 @@ def take_turn(episode: Episode, answer: dict, config: Config) -> None:
     for i, call in enumerate(message.get("tool_calls", ())):
         run = what_to_run(i, read_call(call), episode.task, config)
         text = run if isinstance(run, str) else run[0](*run[1:])
+        if isinstance(text, Fault):
+            return fail(episode, str(text))
         episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
     if "tool_calls" not in message:
         finish(episode, message["content"], open_env(config.env).grade)

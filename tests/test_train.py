@@ -260,6 +260,7 @@ def test_more_imitation_by_force(monkeypatch, tmp_path, capsys):
     assert rows == [*(("sft", i) for i in (1, 2, 3)), *[("eval", 3)] * 2, ("sft", 4), ("sft", 5), *[("eval", 5)] * 2]
     assert "imitates no further" not in capsys.readouterr().out
     done = Run.open(load_config("tiny.py", [*settings, "--sft_steps=4"]))
+    assert done.latest().state["stopped"]  # although fewer were asked for at last
     done.save("grpo", 1, {}, {})
     done.close()
     assert train.main([*settings, "--sft_steps=9", "--force"]) == 0

@@ -87,6 +87,7 @@ def test_adapter_that_does_not_fit(reference, tmp_path):
 
 @pytest.mark.parametrize(("extra", "message"), [
     ({}, None), ({"lora_dropout": 0.1, "rank_pattern": {}, "init_lora_weights": "gaussian"}, None),
+    ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
     ({"use_rslora": True}, "use_rslora True"), ({"use_dora": True}, "use_dora True"),
     ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern {'q_proj': 64}"), ({"rank_pattern": {"q_proj": 2}}, "rank_patt"),
     ({"layers_to_transform": [1]}, r"layers_to_transform \[1\]"), ({"modules_to_save": ["lm_head"]}, "modules_to_sa"),
@@ -153,6 +154,8 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         ({"hidden_size": "32"}, {}, "hidden_size '32': must be a whole number from 1"),
         ({"vocab_size": 10**18}, {}, "vocab_size 1000000000000000000: must be"),
         ({"num_attention_heads": 0, "head_dim": None}, {}, "num_attention_heads 0: must be"),
+        ({"rope_parameters": {"partial_rotary_factor": 3.0}}, {}, "partial_rotary_factor 3.0"),
+        ({"rope_parameters": {"rope_theta": 0}}, {}, "rope_theta 0"),
         ({"num_attention_heads": 3}, {}, "num_attention_heads 3: must be a multiple of num_key_value_heads .2"),
         ({"intermediate_size": -8}, {}, "intermediate_size -8: must be"),
         ({"num_hidden_layers": True, "layer_types": None}, {}, "num_hidden_layers True: must be"),

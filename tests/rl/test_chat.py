@@ -1,6 +1,8 @@
 """Both chat formats: what is appended turn by turn is what the template renders, and hostile text stays harmless."""
 import json
+import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -95,6 +97,18 @@ def test_an_argument_that_is_null_is_not_said(qwen_folder, make):
 
 
 THOUGHTS = "First <answer>[[0, 1, 1]]</answer>,\nor\n<tool_call>\n<function=check_path>\n</function>\n</tool_call>?"
+
+
+def test_a_template_that_opens_no_thoughts(qwen_folder, tmp_path):
+    """Such a turn begins with what is said, whatever the setting is, unless it begins with <think> itself."""
+    folder = shutil.copytree(qwen_folder, tmp_path / "plain")
+    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+    shutil.copy(templates / "qwen3_instruct_2507.jinja", folder / "chat_template.jinja")
+    chat = QwenChat(folder, thinking=True)
+    said = "<answer>[[0, 1, 1]]</answer>"
+    assert chat.parse(chat.assistant({"content": said})).content == said
+    assert chat.parse(chat._encode(f"<think>a draft {said}")).content == ""
+    assert chat.parse(chat._encode(f"<think>a draft</think>\n\n{said}")).content == said
 
 
 @pytest.mark.parametrize("thinking", [False, True])

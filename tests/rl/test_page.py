@@ -1,4 +1,4 @@
-"""Reports of a run, and its page: against the episodes that they are made of, and opened in a browser, if there is one."""
+"""Reports of a run, and its page: against the episodes that they are made of, and in a browser, if there is one."""
 import base64
 import json
 import re

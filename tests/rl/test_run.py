@@ -267,6 +267,23 @@ def test_a_cut_checkpoint_costs_its_step_only(tmp_path, capsys, file, left):
         Run.open(settings(lr=0.5), tmp_path)
 
 
+def test_a_checkpoint_that_was_overwritten(tmp_path, capsys):
+    """As long as it was, but not what it was; and one that says no sizes."""
+    for name, files in (("zeros", None), ("old", {})):
+        run = Run.open(settings(name=name), tmp_path)
+        for step in (1, 2):
+            run.save("sft", step, {"optimizer": {"a": torch.ones(9)}}, {"stopped": False})
+        run.amend("sft", stopped=True)
+        assert run.latest().state == {"stopped": True} and run.latest().step == 2
+        path = run.latest().folder / "trainer/optimizer.safetensors"
+        path.write_bytes(bytes(path.stat().st_size))
+        if files is not None:
+            run.amend("sft", files=files)
+        run.close()
+        assert Run.open(settings(name=name), tmp_path).latest().step == 1
+        assert "damaged-sft-000002" in capsys.readouterr().out
+
+
 def test_episodes_that_were_cut(tmp_path):
     run = Run.open(settings(), tmp_path)
     episode = Episode(TASK, seed=1)
