@@ -75,8 +75,8 @@ def check_row(keys: tuple[str, ...], row: dict) -> None:
     """Raise KeyError or ValueError for a line that no Journal wrote."""
     itemgetter(*keys)(row)
     tokens = row["tokens"] if "message" in row or "messages" in row else dict.fromkeys(TOKENS, 0)
-    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int for kind in TOKENS):
-        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}")
+    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int or tokens[kind] < 0 for kind in TOKENS):
+        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}, from 0 on")
 
 
 class Teacher:
