@@ -9,12 +9,11 @@ import random
 
 import numpy as np
 
-from stl.formula import And, F, Formula, In, Or, Out, Until, decimal, walk
+from stl.formula import In, decimal, walk
 from stl.planner import plan_path
 from stl.tools import ToolResult, run_tool
 from stl.world import Task
 
-EXPLAIN = ("none", "normal", "full", "plan")
 Waypoints = list[list[float]]
 
 # What the teacher says; one variant is drawn each time.
@@ -25,7 +24,6 @@ FIRST_LEG = ("First, the way to {}.", "I start with {}.", "To begin: {}.")
 LEAVE = (", leaving at {}", ", setting off only at {}")
 KEEP_OUT = (", keeping out of {}", ", avoiding {}", ", staying clear of {}")
 HOLD = (", waiting there until {}", ", staying there until {}", ", holding there until {}")
-ARRIVED = ("That leg ends at t = {}.", "It is now t = {}.", "So this leg is over at {}.")
 CHECK = ("Let me verify the whole path.", "Now I check the joined waypoints.", "All legs are there; I check them.")
 GOOD = ("The check finds nothing wrong.", "Every formula holds.", "The path passes, so this is my answer.")
 BAD = ("The check still complains; this is the best path I have.", "Not everything holds, but I answer with this path.")
@@ -34,9 +32,9 @@ BAD = ("The check still complains; this is the best path I have.", "Not everythi
 def solve(task: Task, tools: bool = True, explain: str = "normal", seed: int | None = None) -> list[dict]:
     """A conversation in OpenAI form that solves `task`: assistant and tool messages, the last with the <answer>.
 
-    explain: "none", "normal" or "full" English, worded by (task.id, seed); "plan": one terse line before the first
-    call, no other words. "normal" and "full" also check the path. tools=False: one message with plan and answer.
-    ValueError if the task has no plan (only made tasks have one; stl/search.py solves others).
+    explain: "normal", where each call has a sentence, worded by (task.id, seed), and the path is checked; or "plan",
+    one terse line before the first call and no other words. tools=False: one message with plan and answer. ValueError
+    if the task has no plan (only made tasks have one; stl/search.py solves others).
     """
     return _converse(task, task.plan, tools, explain, random.Random(f"{task.id}/{seed}"))
 
@@ -60,8 +58,7 @@ def naive(task: Task) -> Waypoints | None:
     path, without waiting or avoiding anything. Waypoints [[t, x, y], ...]; None if some leg has no path.
     """
     path: Waypoints = [[0.0, *task.robot.start]]
-    atoms = (node for formula in task.formulas for node in walk(formula))
-    for region in dict.fromkeys(atom.region for atom in atoms if isinstance(atom, In)):
+    for region in dict.fromkeys(atom.region for tree in task.formulas for atom in walk(tree) if isinstance(atom, In)):
         leg = plan_path(task, path[-1][1:], path[-1][0], goal_region=region)
         if leg is None:
             return None
@@ -71,28 +68,29 @@ def naive(task: Task) -> Waypoints | None:
 
 def _converse(task: Task, legs: list[dict], tools: bool, explain: str, chance: random.Random) -> list[dict]:
     """Tell the task's plan and replay the legs, each from where and when the last one ended, with words in between."""
-    if explain not in EXPLAIN:
-        raise ValueError(f"explain must be one of {', '.join(EXPLAIN)}, not {explain!r}")
+    if explain not in ("plan", "normal"):
+        raise ValueError(f"explain must be plan or normal, not {explain!r}")
     if task.plan is None:
         raise ValueError(f"task {task.id!r} has no plan to demonstrate; tasks made by stl/levels.py have one")
-    talks, path, messages = explain in ("normal", "full"), [[0.0, *task.robot.start]], []
-    intro = _intro(task, explain, chance)
+    talks, path, messages = explain == "normal", [[0.0, *task.robot.start]], []
+    order = ", then ".join(leg["goal_region"] for leg in task.plan) or "nowhere"
+    words = [intro := _say(chance, ORDER, order) if talks else _plan_line(task)]
     for i, leg in enumerate(legs):
         now, *here = path[-1]
         arguments = {"start": here, "t_start": max(now, leg.get("t_start") or 0.0)}
         arguments |= {key: leg[key] for key in ("goal_region", "avoid", "hold_until") if leg.get(key)}
-        words = [intro] if i == 0 else [_say(chance, ARRIVED, decimal(now))] if explain == "full" else []
         if talks:
-            words.append(_leg_words(arguments, FIRST_LEG if i == 0 else LEG, arguments["t_start"] > now, chance))
-        found = _call(task, messages, " ".join(filter(None, words)), "plan_path", arguments).waypoints
+            words.append(_leg_words(arguments, LEG if i else FIRST_LEG, arguments["t_start"] > now, chance))
+        found = _call(task, messages, " ".join(words), "plan_path", arguments).waypoints
         if found:  # a teacher who errs may have asked for a way that does not exist
             path += found[1:] if found[0] == path[-1] else found
-    words = [] if legs and tools else [intro]
-    if tools and talks:
+        words = []
+    if not tools:  # the calls served to find the path
+        messages, words = [], [intro]
+    elif talks:
         verdict = _call(task, messages, _say(chance, CHECK), "check_path", {"waypoints": path})
         words.append(_say(chance, GOOD if verdict.ok else BAD))
-    answer = "\n".join([*filter(None, words), f"<answer>{json.dumps(path)}</answer>"])
-    return [*(messages if tools else []), {"role": "assistant", "content": answer}]
+    return [*messages, {"role": "assistant", "content": "\n".join([*words, f"<answer>{json.dumps(path)}</answer>"])}]
 
 
 def _call(task: Task, messages: list[dict], words: str, name: str, arguments: dict) -> ToolResult:
@@ -106,19 +104,12 @@ def _call(task: Task, messages: list[dict], words: str, name: str, arguments: di
     return result
 
 
-def _intro(task: Task, explain: str, chance: random.Random) -> str:
-    if explain == "none":
-        return ""
-    if explain == "plan":
-        avoid = list(dict.fromkeys(name for leg in task.plan for name in leg.get("avoid") or ()))
-        # The time first: a small model finds which window opens next, and then reads off the region that goes with it
-        visits = [f"{float(leg.get('hold_until') or 0.0)} {leg['goal_region']}" for leg in task.plan]
-        return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
-    order = _say(chance, ORDER, ", then ".join(leg["goal_region"] for leg in task.plan) or "nowhere")
-    if explain == "normal":
-        return order
-    needs = [f"{i}. {_english(formula)}" for i, formula in enumerate(task.formulas, 1)]
-    return "\n".join(["What the formulas ask for:", *needs, order])
+def _plan_line(task: Task) -> str:
+    """The stops with the times until which to stay, and what to avoid. The time first: a small model finds which window
+    opens next, and then reads off the region that goes with it."""
+    avoid = list(dict.fromkeys(name for leg in task.plan for name in leg.get("avoid") or ()))
+    visits = [f"{float(leg.get('hold_until') or 0.0)} {leg['goal_region']}" for leg in task.plan]
+    return "Plan: " + ", ".join(visits + (["avoid " + " ".join(avoid)] if avoid else []))
 
 
 def _leg_words(leg: dict, variants: tuple[str, ...], late: bool, chance: random.Random) -> str:
@@ -134,15 +125,3 @@ def _leg_words(leg: dict, variants: tuple[str, ...], late: bool, chance: random.
 
 def _say(chance: random.Random, variants: tuple[str, ...], value: str = "") -> str:
     return chance.choice(variants).format(value)
-
-
-def _english(node: Formula) -> str:
-    """A formula in words."""
-    if isinstance(node, In | Out):
-        return f"{'be inside' if isinstance(node, In) else 'keep out of'} {node.region}"
-    if isinstance(node, And | Or):
-        return (", and " if isinstance(node, And) else ", or ").join(map(_english, node.args))
-    window = f"[{decimal(node.a)}, {decimal(node.b)}]"
-    if isinstance(node, Until):
-        return f"{_english(node.right)} within {window}, and until then {_english(node.left)}"
-    return f"{'at some time of' if isinstance(node, F) else 'all through'} {window}: {_english(node.arg)}"

@@ -46,7 +46,7 @@ def rendered(chat, task, messages):
 def test_turn_by_turn_equals_the_template(qwen_folder, thinking, level):
     chat = QwenChat(qwen_folder, tools=True, thinking=thinking)
     task = make_task(level, "eval", 3)
-    messages = solve(task, explain="full", seed=1)
+    messages = solve(task, explain="normal", seed=1)
     ids = conversation(chat, task, messages)
     assert chat.text(ids) + "\n" == rendered(chat, task, messages)
     assert ids.count(chat.stop_id) == chat.text(ids).count("<|im_end|>")

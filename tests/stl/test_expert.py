@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from stl.expert import EXPLAIN, demonstrate, naive, solve
+from stl.expert import demonstrate, naive, solve
 from stl.levels import LEVELS, make_task
 from stl.monitor import check
 from stl.prompts import grade, read_answer
 from stl.tools import TOOLS, call_tool
 from stl.world import Task
 
+EXPLAIN = ("plan", "normal")
 KNOWN = {tool["function"]["name"] for tool in TOOLS}
 
 
@@ -47,7 +48,7 @@ def test_the_expert_solves_every_level_in_every_manner(level):
 
 def test_legs_are_asked_for_as_the_plan_has_them():
     task = make_task("L1", "eval", 1)
-    calls = [json.loads(c["arguments"]) for c in calls_of(solve(task, explain="none"))]
+    calls = [json.loads(c["arguments"]) for c in calls_of(solve(task, explain="plan"))]
     assert [c["goal_region"] for c in calls] == [leg["goal_region"] for leg in task.plan]
     assert [c.get("avoid", []) for c in calls] == [leg.get("avoid", []) for leg in task.plan]
     assert calls[0]["start"] == list(task.robot.start) and calls[0]["t_start"] == 0
@@ -69,13 +70,13 @@ def test_plan_line_is_terse_and_other_words_are_absent():
 
 def test_words_vary_with_seed_and_repeat_without():
     task = make_task("L3", "eval", 0)
-    texts = {json.dumps(solve(task, explain="full", seed=seed)) for seed in range(20)}
+    texts = {json.dumps(solve(task, seed=seed)) for seed in range(20)}
     assert len(texts) == 20
     assert solve(task, seed=3) == solve(task, seed=3)
     words = {e: sum(len(m["content"]) for m in solve(task, explain=e)[:-1:2]) for e in EXPLAIN}
-    assert words["none"] == 0 < words["plan"] < words["normal"] < words["full"]
+    assert 0 < words["plan"] < words["normal"]
     checks = {e: sum(c["name"] == "check_path" for c in calls_of(solve(task, explain=e))) for e in EXPLAIN}
-    assert checks == {"none": 0, "plan": 0, "normal": 1, "full": 1}
+    assert checks == {"plan": 0, "normal": 1}
 
 
 def test_noisy_demonstrations_err_at_the_asked_rate_and_always_answer():
@@ -108,7 +109,7 @@ def test_without_a_plan_a_clear_line():
     data = make_task("L1", "eval", 0).to_json()
     with pytest.raises(ValueError, match="has no plan"):
         solve(Task.from_json({k: v for k, v in data.items() if k not in ("plan", "witness")}))
-    with pytest.raises(ValueError, match="explain must be one of none, normal, full, plan"):
+    with pytest.raises(ValueError, match="explain must be plan or normal"):
         solve(make_task("L1", "eval", 0), explain="loud")
 
 
