@@ -54,18 +54,15 @@ class Verdict:
     text: str
 
 
+@np.errstate(all="ignore")  # absurd but finite numbers overflow; they are too fast or outside anyway
 def check(task: Task, waypoints: object) -> Verdict:
     """Judge `waypoints`, [[t, x, y], ...] in seconds and metres. Any value is accepted; errors are in the verdict."""
     leaves = task.cache.get("leaves") or task.cache.setdefault("leaves", Leaves(task))
     if problem := shape_problem(waypoints, leaves.limit) or _start_or_time_problem(task, waypoints):
         return malformed(problem)
-    path = np.array(waypoints, dtype=float)  # [n, 3]
-    if len(path) == 1:
-        path = path.repeat(2, axis=0)  # a robot that never moves: one segment without length
-    with np.errstate(all="ignore"):  # absurd but finite numbers overflow; they are too fast or outside anyway
-        lo, hi = clip(leaves.rects, path)
-        violations = [*_collisions(task, path, lo, hi), *_speeds(task, path), *_departures(task, path)]
-        judge = Judge(task, leaves.truths(path, lo, hi))
+    path, lo, hi, atoms = leaves.follow(waypoints)
+    violations = [*_collisions(task, path, lo, hi), *_speeds(task, path), *_departures(task, path)]
+    judge = Judge(task, atoms)
     clauses = [holds(judge.truth(formula), 0.0) for formula in task.formulas]
     for n, i in enumerate(i for i, true in enumerate(clauses) if not true):
         reason = judge.never(task.formulas[i], 0.0, 0.0) if n < MAX_REASONS else "does not hold"
@@ -78,28 +75,20 @@ def truth_if_stopped(task: Task, waypoints: object) -> list[Intervals] | None:
     """For each formula, the moments of [0, end] at which the robot could stop for good and the formula would hold.
 
     None for a malformed path. Stopping within an interval of an atom makes it endless and cuts the later ones off, so
-    a verdict changes only where an interval of one of the formula's atoms begins or ends: nothing is sampled.
+    a verdict changes only where an interval of some atom begins or ends: nothing is sampled.
     """
     if (verdict := check(task, waypoints)).clauses is None:
         return None
-    path = np.array(waypoints, dtype=float)
-    path = path.repeat(2, axis=0) if len(path) == 1 else path
-    leaves, end = task.cache["leaves"], float(path[-1, 0])
-    with np.errstate(all="ignore"):
-        atoms = leaves.truths(path, *clip(leaves.rects, path))
-    found = []
-    for formula, at_end in zip(task.formulas, verdict.clauses, strict=True):
-        own = {node: atoms[node] for node in walk(formula) if isinstance(node, In | Out)}
-        cuts = {0.0, end, *(t for spans in own.values() for span in spans for t in span if 0 < t < end)}
-        pieces = []
-        for lo, hi in pairwise(sorted(cuts)):
-            stop = (lo + hi) / 2
-            stopped = {node: [(a, b if b < stop else math.inf) for a, b in spans if a <= stop]
-                       for node, spans in own.items()}
-            if holds(Judge(task, stopped).truth(formula), 0.0):
-                pieces.append((lo, hi))
-        found.append(merged(pieces) or [(end, end)] * at_end)
-    return found
+    path, _, _, atoms = task.cache["leaves"].follow(waypoints)
+    end, pieces = float(path[-1, 0]), [[] for _ in task.formulas]
+    cuts = {0.0, end, *(t for spans in atoms.values() for span in spans for t in span if 0 < t < end)}
+    for lo, hi in pairwise(sorted(cuts)):
+        stop = (lo + hi) / 2
+        judge = Judge(task, {atom: [(a, b if b < stop else math.inf) for a, b in spans if a <= stop]
+                             for atom, spans in atoms.items()})
+        for formula, true in zip(task.formulas, pieces, strict=True):
+            true += [(lo, hi)] * holds(judge.truth(formula), 0.0)
+    return [merged(true) or [(end, end)] * at_end for true, at_end in zip(pieces, verdict.clauses, strict=True)]
 
 
 def malformed(problem: str) -> Verdict:
@@ -174,27 +163,33 @@ class Leaves:
         self.outs, self.ins = (list(dict.fromkeys(n for n in nodes if isinstance(n, kind))) for kind in (Out, In))
         by = task.robot.half_width - SLACK
         rows = [rect.grown(by) for rect in (*task.obstacles.values(), *(task.regions[n.region] for n in self.outs))]
+        self.out_rows, self.in_rows = np.s_[len(task.obstacles) : len(rows)], np.s_[len(rows) :]
         rows += [task.regions[n.region].grown(-by) for n in self.ins]
         self.rects = np.array(rows, dtype=float).reshape(-1, 4).T
         self.rects[:, (self.rects[0] >= self.rects[2]) | (self.rects[1] >= self.rects[3])] = math.nan
 
-    def truths(self, path: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> dict[Formula, Intervals]:
-        """When each atom holds. The robot rests at its last waypoint for ever: what reaches it is endless."""
-        t, n, m = path[:, 0], len(self.ins), len(self.outs)
+    @np.errstate(all="ignore")
+    def follow(self, waypoints: Sequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[Formula, Intervals]]:
+        """The path as an array [S+1, 3], the stays of its segments in the rectangles (see clip), and when each atom
+        holds. The robot rests at its last waypoint for ever: what reaches it is endless."""
+        path = np.array(waypoints, dtype=float)
+        if len(path) == 1:
+            path = path.repeat(2, axis=0)  # a robot that never moves: one segment without length
+        lo, hi = clip(self.rects, path)
+        t = path[:, 0]
         enter, leave = (t[:-1] + np.clip(s, 0, 1) * np.diff(t) for s in (lo, hi))
         end = np.append(t[1:-1], math.inf)
         # in: of each segment the stay inside (closed)
-        a, b = lo[len(lo) - n :], hi[len(hi) - n :]
+        rows, a, b = self.in_rows, lo[self.in_rows], hi[self.in_rows]
         stay = (a <= b) & (a <= 1) & (b >= 0)
-        ins = _widened(self.ins, stay, enter[len(lo) - n :], np.where(b >= 1, end, leave[len(lo) - n :]))
+        ins = _widened(self.ins, stay, enter[rows], np.where(b >= 1, end, leave[rows]))
         # out: of each segment what lies before and after the stay inside (open), or all of it
-        rows = np.s_[len(lo) - n - m : len(lo) - n]
-        a, b = lo[rows], hi[rows]
+        rows, a, b = self.out_rows, lo[self.out_rows], hi[self.out_rows]
         stay = (a < b) & (a < 1) & (b > 0)
-        keep, begins, ends = (np.empty((m, 2 * len(end)), kind) for kind in (bool, float, float))
+        keep, begins, ends = (np.empty((len(a), 2 * len(end)), kind) for kind in (bool, float, float))
         keep[:, ::2], begins[:, ::2], ends[:, ::2] = ~stay | (a >= 0), t[:-1], np.where(stay, enter[rows], end)
         keep[:, 1::2], begins[:, 1::2], ends[:, 1::2] = stay & (b <= 1), leave[rows], end
-        return ins | _widened(self.outs, keep, begins, ends)
+        return path, lo, hi, ins | _widened(self.outs, keep, begins, ends)
 
 
 def _widened(atoms: list, keep: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> dict[Formula, Intervals]:

@@ -19,11 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
 from stl.formula import F, Formula, G, In, Out, Until, children, walk
 from stl.intervals import Intervals, gaps, holds, intersection, union
-from stl.monitor import Judge, Leaves, check, clip
+from stl.monitor import Judge, Leaves, check
 from stl.planner import find_path
 from stl.world import Task
 
@@ -141,9 +139,7 @@ class _Search:
 
     def _follow(self, past: Atoms, leg: Waypoints, since: float) -> Atoms:
         """When the atoms hold if the robot rests for ever at the end of `leg`, which departs at `since`."""
-        path = np.array(leg if len(leg) > 1 else leg * 2, float)
-        with np.errstate(all="ignore"):  # segments of no length, as in monitor.check
-            times = self.leaves.truths(path, *clip(self.leaves.rects, path))
+        *_, times = self.leaves.follow(leg)
         return {a: union(past.get(a, []), intersection(t, [(since, math.inf)])) for a, t in times.items()}
 
     def _leg(self, node: _Node, region: str) -> Waypoints | None:
