@@ -18,8 +18,9 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import NoReturn
+
+import numpy as np
 
 MAX_LENGTH = 4000  # characters of one formula
 MAX_DEPTH = 40  # operators and parentheses inside each other
@@ -32,7 +33,21 @@ class FormulaError(ValueError):
 
 class _Node:
     def __str__(self) -> str:
-        return _show(self)
+        """The formula as it is parsed, with as few parentheses as the grammar allows."""
+        def operand(child: Formula, least: int) -> str:
+            return str(child) if _BINDING.get(type(child), 3) >= least else f"({child})"
+
+        match self:
+            case In(region) | Out(region):
+                return f"{type(self).__name__.lower()}({region})"
+            case And(args):
+                return " & ".join(operand(arg, 2) for arg in args)
+            case Or(args):
+                return " | ".join(operand(arg, 1) for arg in args)
+            case Until(a, b, left, right):
+                return f"{operand(left, 3)} U[{decimal(a)},{decimal(b)}] {operand(right, 2)}"
+            case F(a, b, arg) | G(a, b, arg):
+                return f"{type(self).__name__}[{decimal(a)},{decimal(b)}] {operand(arg, 3)}"
 
 
 @dataclass(frozen=True)
@@ -81,26 +96,9 @@ Formula = In | Out | And | Or | F | G | Until
 _BINDING = {Or: 0, And: 1, Until: 2}  # the grammar's levels; everything else binds tightest, at 3
 
 
-def _show(node: Formula) -> str:
-    def operand(child: Formula, least: int) -> str:
-        return str(child) if _BINDING.get(type(child), 3) >= least else f"({child})"
-
-    if isinstance(node, In | Out):
-        return f"{type(node).__name__.lower()}({node.region})"
-    if isinstance(node, And | Or):
-        sign, least = (" & ", 2) if isinstance(node, And) else (" | ", 1)
-        return sign.join(operand(arg, least) for arg in node.args)
-    window = f"[{decimal(node.a)},{decimal(node.b)}]"
-    if isinstance(node, Until):
-        return f"{operand(node.left, 3)} U{window} {operand(node.right, 2)}"
-    return f"{type(node).__name__}{window} {operand(node.arg, 3)}"
-
-
 def decimal(value: float) -> str:
     """The shortest decimal that reads back as `value`, without an exponent: 7.0 -> 7, 0.1 -> 0.1."""
-    text = repr(float(value))
-    text = format(Decimal(text), "f") if "e" in text else text
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return np.format_float_positional(value, trim="-")
 
 
 def children(node: Formula) -> tuple[Formula, ...]:
