@@ -9,10 +9,12 @@ tasks, tools and grading with numbers in two tokens. In both, a conversation is 
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -35,21 +37,16 @@ def each_text(value, change: Callable[[str], str], depth: int = DEPTH):
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | dict) and not depth:
-        raise RecursionError(f"nested more than {DEPTH} deep")
+        raise RecursionError
     if isinstance(value, dict):
         return {change(key): each_text(item, change, depth - 1) for key, item in value.items()}
     return [each_text(item, change, depth - 1) for item in value] if isinstance(value, list) else value
 
 
-def read_json(text: str, depth: int = DEPTH):
-    """The value of a JSON text, its texts clean. Raises ValueError, or RecursionError if it is nested deeper."""
-    return each_text(json.loads(text), clean, depth)
-
-
 def read_arguments(text: object) -> dict | None:
     """The arguments of a call in OpenAI's form, an object as JSON; None if they cannot be read."""
     try:
-        arguments = read_json(text)
+        arguments = each_text(json.loads(text), clean)
     except (ValueError, TypeError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None
@@ -77,53 +74,58 @@ class Turn:
     def message(self) -> dict:
         """The turn as a chat message in OpenAI's form; thoughts are "reasoning_content", as Qwen's template calls them.
         A call that cannot be run also has its "text", to be shown."""
-        functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in self.calls]
-        calls = [{"type": "function", "id": f"call_{i}", "function": function} for i, function in enumerate(functions)]
-        for call, shown in zip(self.calls, calls, strict=True):
-            if call.error:
-                shown["text"] = call.text
+        calls = []
+        for i, call in enumerate(self.calls):
+            function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+            shown = {"type": "function", "id": f"call_{i}", "function": function}
+            calls.append(shown | ({"text": call.text} if call.error else {}))
         thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
         return {"role": "assistant", "content": self.content} | thoughts | ({"tool_calls": calls} if calls else {})
 
 
+READ = {  # a word as a value, by its type
+    "string": str, "number": float, "integer": int, "boolean": {"true": True, "false": False}.__getitem__}
+
+
+class Kind(NamedTuple):
+    """What an argument takes: one value of a type of READ; or, where `row` is not None, an array of such values (0), or
+    of rows of so many."""
+
+    type: str
+    row: int | None = None
+
+
+def kind_of(schema: dict) -> Kind | None:
+    """The kind of an argument with this JSON schema; None if it is of no Kind."""
+    match schema:
+        case {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": int(row)}} if row:
+            return Kind("number", row)
+        case {"type": "array", "items": items} if (item := kind_of(items)) and item.row is None:
+            return Kind(item.type, 0)
+        case {"type": str(name)}:
+            return Kind(name) if name in READ else None
+        case {"enum": [*values]} if "type" not in schema and all(isinstance(value, str) for value in values):
+            return Kind("string")
+    return None
+
+
 @cache
-def argument_kinds(env: str) -> dict[str, dict]:
-    """{argument: its schema} of all tools of a task world. Raises ChatError for tools that are not in OpenAI's form, or
-    if two give an argument of the same name different types."""
-    kinds: dict[str, dict] = {}
-    for i, tool in enumerate(open_env(env).TOOLS):
-        try:
-            name, parameters = tool["function"]["name"], tool["function"].get("parameters") or {}
-            found = {key: with_type(schema) for key, schema in parameters.get("properties", {}).items()}
-        except (KeyError, TypeError, AttributeError):
-            raise ChatError(f"env = {env!r}: TOOLS[{i}] is not in OpenAI's form: {{'type': 'function', 'function': {{"
-                            "'name': ..., 'parameters': {'type': 'object', 'properties': {...}}}}") from None
-        for key, schema in found.items():
-            other = kinds.setdefault(key, schema)
-            if type_of(other) != type_of(schema):
-                raise ChatError(f"env = {env!r}: argument {key!r} of tool {name!r} has another type in another tool; "
-                                "rename one of the two")
-    return kinds
-
-
-def type_of(schema: dict) -> list:
-    """What of a schema decides how a value is written and read."""
-    items = schema.get("items")
-    return [schema.get("type"), schema.get("minItems"), type_of(items) if isinstance(items, dict) else None]
-
-
-def with_type(schema: dict) -> dict:
-    """An argument's schema; where it has but an enum of texts, its type is string."""
-    if isinstance(schema.get("items"), dict):
-        schema = schema | {"items": with_type(schema["items"])}
-    texts = "type" not in schema and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"])
-    return schema | {"type": "string"} if texts else schema
+def argument_kinds(env: str) -> dict[str, dict[str, Kind | None]]:
+    """{tool: {argument: its kind}} of a task world. Raises ChatError for tools that are not in OpenAI's form."""
+    try:
+        functions = [(tool["function"]["name"], tool["function"].get("parameters") or {})
+                     for tool in open_env(env).TOOLS]
+        return {name: {key: kind_of(schema) for key, schema in parameters.get("properties", {}).items()}
+                for name, parameters in functions}
+    except (KeyError, TypeError, AttributeError):
+        raise ChatError(f"env = {env!r}: TOOLS are not in OpenAI's form, [{{'type': 'function', 'function': {{'name': "
+                        "..., 'parameters': {'type': 'object', 'properties': {...}}}}, ...]") from None
 
 
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
     """The chat format that `config` names; QwenChat reads its tokenizer and template from the model `folder`."""
     if config.chat == "compact":
-        return CompactChat(config.tools, config.env)
+        return CompactChat(config.env)
     return QwenChat(folder, config.tools, config.thinking, config.env)
 
 
@@ -155,12 +157,10 @@ class QwenChat:
 
     def _derive_glue(self) -> None:
         """Find what the template puts around tool answers, and check that it only ever appends."""
-        base = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
-        self.example = base
-        called = {"role": "assistant", "content": "ALPHA"}
-        one = self._render([*base, called, {"role": "tool", "content": "BETA"}], True).partition("ALPHA")[2]
-        two = self._render([*base, called, {"role": "tool", "content": "BETA"}, {"role": "tool", "content": "GAMMA"}],
-                           True).partition("ALPHA")[2]
+        self.example = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+        said = [*self.example, {"role": "assistant", "content": "ALPHA"}, {"role": "tool", "content": "BETA"}]
+        one = self._render(said, True).partition("ALPHA")[2]
+        two = self._render([*said, {"role": "tool", "content": "GAMMA"}], True).partition("ALPHA")[2]
         before, _, self.after = one.partition("BETA")
         self.between = two.partition("BETA")[2].partition("GAMMA")[0]
         ids = self._encode(before)
@@ -197,14 +197,13 @@ class QwenChat:
     def assistant(self, message: dict) -> list[int]:
         """The ids that sampling would have had to produce to say `message`, the stop token included. Its thoughts are
         said where the chat format has thinking on. Raises ChatError for a call that cannot be read."""
-        thoughts = {"reasoning_content": message["reasoning_content"]} if self.thinking and message.get(
-            "reasoning_content") else {}
-        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}
+        calls = [{"type": "function", "function": {"name": self.plain(name),
+                                                   "arguments": each_text(arguments, self.plain)}}
                  for name, arguments in named_arguments(message)]
-        message = {"role": "assistant", "content": message.get("content") or "", "tool_calls": calls} | thoughts
-        message = each_text(message, self.plain, DEPTH + 4)
-        opening = self._render(self.example, True)
-        text = self._render([*self.example, message], False)
+        said = {"role": "assistant", "content": self.plain(message.get("content") or ""), "tool_calls": calls}
+        if self.thinking and message.get("reasoning_content"):
+            said["reasoning_content"] = self.plain(message["reasoning_content"])
+        opening, text = self._render(self.example, True), self._render([*self.example, said], False)
         assert text.startswith(opening), "the template renders an answered turn unlike the turn it opens"
         return self._encode(text[len(opening):text.rindex(self.stop_text)]) + [self.stop_id]
 
@@ -222,49 +221,52 @@ class QwenChat:
         if not closed and (self.opened or said.lstrip().startswith("<think>")):
             thoughts, said = said, ""
         content, *blocks = said.split("<tool_call>") if whole else [said]
-        calls = [replace(read_call(parts := block.partition("</tool_call>"), self.env_name), text=parts[0].strip())
-                 for block in blocks]
+        calls = [read_call(block, self.env_name) for block in blocks]
         return Turn(content.strip() if calls or closed else content, calls, thoughts.strip())
 
 
-def read_call(parts: tuple[str, str, str], env: str = STL) -> Call:
+def read_call(block: str, env: str = STL) -> Call:
     """A call from what stands behind <tool_call>: Qwen3.5's XML, or the JSON of the older Hermes style."""
-    body, closed = parts[0].strip(), parts[1]
-    if not closed:
-        return Call("?", error="the tool call is not closed by </tool_call>")
-    if body.startswith("{"):
-        try:
-            data = read_json(body, DEPTH + 1)
-        except (ValueError, RecursionError):
-            return Call("?", error=f"the tool call is not valid JSON, or nested more than {DEPTH} deep")
-        if not isinstance(data.get("name"), str) or not isinstance(data.get("arguments"), dict):
-            return Call("?", error='the tool call must be {"name": ..., "arguments": {...}}')
-        return Call(data["name"], data["arguments"])
-    if not body.startswith("<function=") or ">" not in body or not body.endswith("</function>"):
-        return Call("?", error="a tool call is written <function=NAME> <parameter=KEY> VALUE </parameter> </function>")
-    name, _, rest = body.removeprefix("<function=").partition(">")
+    text, closed, _ = block.partition("</tool_call>")
+    text = text.strip()
+    try:
+        if not closed:
+            raise ValueError("it is not closed by </tool_call>")
+        name, arguments = read_hermes(text) if text.startswith("{") else read_xml(text, argument_kinds(env))
+        return Call(clean(name), each_text(arguments, clean))
+    except RecursionError:
+        error = f"it is nested more than {DEPTH} deep"
+    except ValueError as what:
+        error = str(what)
+    return Call("?", error=f"the tool call cannot be read: {error}", text=text)
+
+
+def read_hermes(text: str) -> tuple[str, dict]:
+    """Name and arguments of a call in JSON. Raises ValueError."""
+    match json.loads(text):
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return name, arguments
+    raise ValueError('in JSON it must be {"name": ..., "arguments": {...}}')
+
+
+def read_xml(text: str, kinds: dict[str, dict[str, Kind | None]]) -> tuple[str, dict]:
+    """Name and arguments of a call in XML: a string as it stands, anything else as JSON, or Python's None, True, False;
+    what is neither is a text too, and the tool says what it would have wanted. Raises ValueError."""
+    if not text.startswith("<function=") or ">" not in text or not text.endswith("</function>"):
+        raise ValueError("it is written <function=NAME> <parameter=KEY> VALUE </parameter> </function>")
+    name, _, rest = text.removeprefix("<function=").partition(">")
     arguments = {}
     for piece in rest.removesuffix("</function>").split("<parameter=")[1:]:
-        key, opened, value = piece.partition(">")
+        key, _, value = piece.partition(">")
         value, closed, _ = value.partition("</parameter>")
-        if not opened or not closed:
-            return Call(name, error=f"parameter {key[:40].strip()!r} is not closed by </parameter>")
-        try:
-            arguments[key] = read_value(argument_kinds(env).get(key, {}), value.removeprefix("\n").removesuffix("\n"))
-        except RecursionError:
-            return Call(name, error=f"parameter {key[:40].strip()!r} is nested more than {DEPTH} deep")
-    return Call(name, arguments)
-
-
-def read_value(kind: dict, text: str):
-    """A parameter's value: a string as it stands, anything else as JSON, or Python's None, True, False. Raises
-    RecursionError if it is nested too deep."""
-    if kind.get("type") == "string":
-        return text
-    try:
-        return read_json({"None": "null", "True": "true", "False": "false"}.get(text.strip(), text), DEPTH - 1)
-    except ValueError:
-        return text  # the tool says what it would have wanted
+        if not closed:
+            raise ValueError(f"parameter {key[:40].strip()!r} is not closed by </parameter>")
+        arguments[key] = value = value.removeprefix("\n").removesuffix("\n")
+        if kinds.get(name, {}).get(key) != Kind("string"):
+            value = {"None": "null", "True": "true", "False": "false"}.get(value.strip(), value)
+            with suppress(ValueError):
+                arguments[key] = json.loads(value)
+    return name, arguments
 
 
 def named_arguments(message: dict) -> Iterator[tuple[str, dict]]:
@@ -281,8 +283,6 @@ def named_arguments(message: dict) -> Iterator[tuple[str, dict]]:
 
 CONTROL = ["<pad>", "<unk>", "<task>", "<turn>", "<end>", "<call>", "<tool>", "<answer>", "</answer>"]
 DIGITS = [f"{i:02d}" for i in range(100)] + [f".{i:02d}" for i in range(100)]
-READ = {  # a word as a value, by its type
-    "string": str, "number": float, "integer": int, "boolean": {"true": True, "false": False}.__getitem__}
 
 
 def number(value: float) -> str:
@@ -292,13 +292,11 @@ def number(value: float) -> str:
     return f"{value:05.2f}"
 
 
-def flat(value, kind: dict | None = None) -> list[str]:
-    """The words of a string, a number, or of lists of these; what the schema `kind` calls integer or boolean is one
-    word: 3 or true."""
-    kind = kind or {}
+def flat(value, kind: str = "number") -> list[str]:
+    """The words of a value of this type, or of lists of such; an integer or boolean is one word: 3 or true."""
     if isinstance(value, list):
-        return [word for item in value for word in flat(item, kind.get("items"))]
-    if kind.get("type") in ("integer", "boolean"):
+        return [word for item in value for word in flat(item, kind)]
+    if kind in ("integer", "boolean"):
         return [json.dumps(value)]
     return [value if isinstance(value, str) else number(value)]
 
@@ -311,34 +309,24 @@ def rows(words: list[str], width: int) -> list[list[float]] | None:
     return [values[i:i + width] for i in range(0, len(values), width)]
 
 
-def read_words(schema: dict, words: list[str]):
-    """The value that flat wrote as `words`. Raises ValueError or KeyError if they are not of the schema's type."""
-    if schema["type"] == "string":
+def read_words(kind: Kind, words: list[str]):
+    """The value that flat wrote as `words`. Raises ValueError or KeyError if they are not of this kind."""
+    if kind == Kind("string"):
         return " ".join(words)
-    if schema["type"] != "array":
-        (word,) = words
-        return READ[schema["type"]](word)
-    if schema["items"]["type"] == "array":
-        return rows(words, schema["items"]["minItems"]) or words
-    return [READ[schema["items"]["type"]](word) for word in words]
-
-
-def sayable(schema: dict) -> bool:
-    """Whether the compact format can say an argument of this schema."""
-    match schema:
-        case {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": int(width)}}:
-            return width > 0
-        case {"type": "array", "items": dict(kind)} | dict(kind):
-            return kind.get("type") in tuple(READ)
-    return False
+    if kind.row:
+        return rows(words, kind.row) or words
+    values = [READ[kind.type](word) for word in words]
+    if kind.row is None:
+        (values,) = values
+    return values
 
 
 class CompactChat:
     """The small model's format: the words of the task world, and numbers in halves ("03" and ".25" make 3.25). It has
     no room for prose: of a message it keeps what the world says, its calls and its answer."""
 
-    def __init__(self, tools: bool = True, env: str = STL):
-        self.tools, self.env_name, self.env = tools, env, open_env(env)
+    def __init__(self, env: str = STL):
+        self.env_name, self.env = env, open_env(env)
         if not self.env.WORDS:
             raise ChatError(f"chat = 'compact': env {env!r} has no words for it; say chat = 'qwen'")
         self._check_words()
@@ -353,28 +341,21 @@ class CompactChat:
 
     def _check_words(self) -> None:
         """Raise ChatError if the tools cannot be called in the world's words."""
-        kinds, words, start = argument_kinds(self.env_name), self.env.WORDS, f"env = {self.env_name!r}: "
+        words, world = self.env.WORDS, f"env = {self.env_name!r}"
         for word in words:
             if not isinstance(word, str) or len(word.split()) != 1 or re.search(r".\.\d\d$", word):
-                raise ChatError(f"{start}{word!r} in WORDS is no single word")
-        if not self.tools:
-            return
-        for key, schema in kinds.items():
-            if not sayable(schema):
-                raise ChatError(f"{start}argument {key!r} is {json.dumps(schema)[:80]}: the compact format has "
-                                f"{', '.join(READ)}, arrays of these and of rows of numbers with minItems")
-        needed = [*(tool["function"]["name"] for tool in self.env.TOOLS), *kinds]
-        types = [(schema["items"] if schema["type"] == "array" else schema)["type"] for schema in kinds.values()]
-        needed += ["true", "false"] * ("boolean" in types)
-        if missing := [word for word in dict.fromkeys(needed) if word not in words]:
-            raise ChatError(f"{start}WORDS lacks {', '.join(missing)}, with which tools are called")
-        if "integer" in types and not any(word.isdecimal() for word in words):
-            raise ChatError(f"{start}WORDS lacks the whole numbers with which tools are called, such as 3")
+                raise ChatError(f"{world}: {word!r} in WORDS is no single word")
+        for tool, kinds in argument_kinds(self.env_name).items():
+            if missing := [word for word in (tool, *kinds) if word not in words]:
+                raise ChatError(f"{world}: WORDS lacks {', '.join(missing)}, with which {tool} is called")
+            if unsaid := [key for key, kind in kinds.items() if kind is None]:
+                raise ChatError(f"{world}: the compact format has {', '.join(READ)}, arrays of these, and arrays of "
+                                f"rows of numbers with minItems; argument {unsaid[0]!r} of {tool} is none of them")
 
     def _encode(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
-        if self.tokenizer.token_to_id("<unk>") in ids:
-            unknown = next(word for word in text.split() if self.names[1] in self.tokenizer.encode(word).tokens)
+        if self.names.index("<unk>") in ids:
+            unknown = next(word for word in text.split() if "<unk>" in self.tokenizer.encode(word).tokens)
             raise ChatError(f"the compact format has no word for {unknown!r}; its words are numbers and "
                             + " ".join(self.env.WORDS))
         return ids
@@ -390,11 +371,12 @@ class CompactChat:
 
     def assistant(self, message: dict) -> list[int]:
         """What the world keeps of the text, the calls, and the stop token."""
-        words, kinds = [self.env.compact_assistant(message.get("content") or "")], argument_kinds(self.env_name)
+        words = [self.env.compact_assistant(message.get("content") or "")]
         for name, arguments in named_arguments(message):
+            kinds = argument_kinds(self.env_name).get(name, {})
             words += ["<call>", name]
             for key, value in arguments.items():
-                words += [key, *flat(value, kinds.get(key))]
+                words += [key, *flat(value, kinds[key].type if key in kinds else "string")]
         return self._encode(" ".join([*words, "<end>"]))
 
     def text(self, ids: list[int]) -> str:
@@ -404,20 +386,18 @@ class CompactChat:
         """As QwenChat.parse; there are no thoughts, and a turn that was cut stays in the format's words."""
         if not whole:
             return Turn(self.text(ids), [])
-        words = self.text([i for i in ids if i != self.stop_id])
-        text, *calls = " ".join(words.split()).split("<call>")
-        return Turn(self.env.plain_assistant(text).strip(),
-                    [replace(self._read_call(call.split()), text=call.strip()) for call in calls])
+        said, *calls = self.text([i for i in ids if i != self.stop_id]).split("<call>")
+        return Turn(self.env.plain_assistant(said.strip()).strip(), [self._read_call(call.strip()) for call in calls])
 
-    def _read_call(self, words: list[str]) -> Call:
-        name, arguments = (words[0] if words else "?"), {}
-        kinds = argument_kinds(self.env_name)
-        keys = [i for i, word in enumerate(words) if word in kinds]
-        if keys and keys[0] != 1:
-            return Call(name, error="the name of a tool is followed by its arguments")
-        for start, end in pairwise([*keys, len(words)]):
+    def _read_call(self, text: str) -> Call:
+        name, *words = text.split() or ["?"]
+        kinds, arguments = argument_kinds(self.env_name).get(name, {}), {}
+        starts = [i for i, word in enumerate(words) if word in kinds]
+        if words and starts[:1] != [0]:
+            return Call(name, error="the name of a tool is followed by its arguments", text=text)
+        for start, end in pairwise([*starts, len(words)]):
             try:
                 arguments[words[start]] = read_words(kinds[words[start]], words[start + 1:end])
             except (KeyError, ValueError):
-                return Call(name, error=f"{words[start]} has a value of the wrong kind")
+                return Call(name, error=f"{words[start]} has a value of the wrong kind", text=text)
         return Call(name, arguments)

@@ -1,4 +1,4 @@
-"""The dry run: all the code of a training run in small, on any machine and in two minutes; then what the run will take.
+"""The dry run: all the code of a training run in small, on any machine and in two minutes.
 
 The same train() goes through a temporary run folder with a tiny random network, and a sampler that says what stands in
 EPISODES. What was scaled down is said, and each branch that was to be taken is looked up in what the run wrote.
@@ -21,7 +21,7 @@ from model.qwen import Qwen
 from rl.chat import CompactChat, QwenChat
 from rl.config import Config, replace
 from rl.env import open_env
-from rl.plan import shape_of, show_plan
+from rl.plan import shape_of
 from rl.run import latest_checkpoint, read_episodes, read_rows
 from rl.sampler_script import ScriptSampler
 from rl.tasks import held_out
@@ -81,7 +81,7 @@ class Script(ScriptSampler):
 
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
-    """Go through `train` with `config` scaled down, check that each branch was taken, print the real run's plan."""
+    """Go through `train` with `config` scaled down, and check that each branch was taken."""
     with tempfile.TemporaryDirectory() as folder:
         scaled, chat = scale_down(config, Path(folder))
         print(slice_table(scaled, chat), flush=True)
@@ -93,7 +93,6 @@ def dry_run(config: Config, train: Callable[..., None]) -> None:
     print(*(f"  {'taken' if done else 'NOT TAKEN'}: {name}" for name, done in taken.items()), sep="\n")
     if not all(taken.values()):
         raise RuntimeError("the dry run did not take all branches")
-    show_plan(config)
 
 
 def find_chat(config: Config, folder: Path) -> CompactChat | QwenChat:
@@ -103,7 +102,7 @@ def find_chat(config: Config, folder: Path) -> CompactChat | QwenChat:
         tokenizer = qwen_tokenizer(folder / "tokenizer")
     if config.chat == "qwen" and tokenizer:
         return QwenChat(tokenizer, config.tools, config.thinking, config.env)
-    return CompactChat(config.tools, config.env)
+    return CompactChat(config.env)
 
 
 def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | QwenChat]:

@@ -188,15 +188,15 @@ def xml(name, **arguments):
 
 def test_reading_calls():
     text = xml("plan_path", start="[1, 2.5]", t_start="3", goal_region="12", avoid='["A"]', hold_until="None")
-    call = read_call((text, "</tool_call>", ""))
+    call = read_call(f"{text}</tool_call>")
     assert call.error is None and call.name == "plan_path"
     assert call.arguments == {"start": [1, 2.5], "t_start": 3, "goal_region": "12", "avoid": ["A"], "hold_until": None}
     hermes = json.dumps({"name": "check_path", "arguments": {"waypoints": [[0, 1, 2]]}})
-    assert read_call((hermes, "</tool_call>", "")).arguments == {"waypoints": [[0, 1, 2]]}
+    assert read_call(f"{hermes}</tool_call>").arguments == {"waypoints": [[0, 1, 2]]}
     for broken in ("", "{", '{"name": 3, "arguments": {}}', "[" * 100_000, "{" * 100_000, "<function=a",
                    "<function=a><parameter=b>", '{"name": "a"}', "plan_path(start=[1,2])"):
-        assert read_call((broken, "</tool_call>", "")).error
-    assert "not closed" in read_call((xml("plan_path"), "", "")).error
+        assert read_call(f"{broken}</tool_call>").error
+    assert "not closed" in read_call(xml("plan_path")).error
 
 
 @pytest.mark.parametrize("depth", [DEPTH - 1, DEPTH, 990, 100_000])
@@ -205,7 +205,7 @@ def test_arguments_are_bounded_in_depth(depth):
     nested = "[" * depth + "]" * depth
     hermes = f'{{"name": "check_path", "arguments": {{"waypoints": {nested}}}}}'
     for text in (xml("check_path", waypoints=nested), hermes):
-        call = read_call((text, "</tool_call>", ""))
+        call = read_call(f"{text}</tool_call>")
         fits = depth < DEPTH  # with the arguments themselves
         assert bool(call.error) != fits and (not call.error or f"more than {DEPTH} deep" in call.error)
         assert read_arguments(json.dumps(call.arguments)) == ({"waypoints": json.loads(nested)} if fits else {})
@@ -213,7 +213,7 @@ def test_arguments_are_bounded_in_depth(depth):
 
 def test_half_characters_are_replaced_and_whole_ones_kept():
     text = xml("plan_path", avoid=r'["\ud83d", "\ud83d\ude00"]')
-    assert read_call((text, "</tool_call>", "")).arguments == {"avoid": ["\ufffd", "\U0001f600"]}
+    assert read_call(f"{text}</tool_call>").arguments == {"avoid": ["\ufffd", "\U0001f600"]}
     assert each_text({"\udfff": [1, None, {"a": "x"}]}, str.upper) == {"\udfff": [1, None, {"A": "X"}]}
 
 
@@ -302,16 +302,12 @@ def test_a_tool_without_parameters_has_no_arguments(qwen_folder, world, format):
 
 
 @pytest.mark.parametrize("properties, words, said", [
-    ({"n": {"type": "object"}}, ["act", "n"], r"argument 'n' is .*: the compact format has string, number, integer"),
-    ({"n": {}}, ["act", "n"], "argument 'n' is {}: "), ({"n": {"enum": [1, 2]}}, ["act", "n"], "argument 'n' is "),
-    ({"n": {"type": ["integer", "null"]}}, ["act", "n"], "argument 'n' is "),
-    ({"n": {"type": "array"}}, ["act", "n"], "argument 'n' is "),
-    ({"n": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}, ["act", "n"], "argument 'n'"),
+    *(({"n": schema}, ["act", "n"], "the compact format has string, number, integer, boolean, .* 'n' of act is none")
+      for schema in ({"type": "object"}, {}, {"enum": [1, 2]}, {"type": ["integer", "null"]}, {"type": "array"}, 3,
+                     {"type": "array", "items": {"type": "array", "items": {"type": "number"}}})),
     ({"n": {"type": "number"}}, ["n"], "WORDS lacks act"), ({"n": {"type": "number"}}, ["act"], "WORDS lacks n,"),
-    ({"n": {"type": "boolean"}}, ["act", "n", "true"], "WORDS lacks false"),
-    ({"n": {"type": "integer"}}, ["act", "n"], "WORDS lacks the whole numbers"),
     ({}, ["act", "two words"], "'two words' in WORDS is no single word"), ({}, ["act", 3], "3 in WORDS is no single"),
-    ({"n": 3}, ["act"], r"TOOLS\[0\] is not in OpenAI's form"),
+    ([], ["act"], "TOOLS are not in OpenAI's form"),
 ])
 def test_what_the_compact_format_cannot_say_is_refused_at_once(world, properties, words, said):
     with pytest.raises(ChatError, match=f"env = 'other': {said}"):
@@ -319,12 +315,24 @@ def test_what_the_compact_format_cannot_say_is_refused_at_once(world, properties
 
 
 def test_tools_that_no_format_can_read_are_refused(qwen_folder, world):
-    with pytest.raises(ChatError, match=r"TOOLS\[0\] is not in OpenAI's form"):
+    with pytest.raises(ChatError, match="TOOLS are not in OpenAI's form"):
         QwenChat(qwen_folder, env=world(None, [], TOOLS=[{"name": "act", "parameters": {}}]))
-    two = [{"type": "function", "function": {"name": name, "parameters": {"properties": {"n": {"type": kind}}}}}
-           for name, kind in (("one", "string"), ("other", "integer"))]
-    with pytest.raises(ChatError, match="argument 'n' of tool 'other' has another type"):
-        QwenChat(qwen_folder, env=world(None, [], TOOLS=two))
+
+
+@pytest.mark.parametrize("format", ["compact", "qwen"])
+def test_an_argument_has_another_type_in_another_tool(qwen_folder, world, format):
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"properties": {"n": {"type": kind}}}}}
+             for name, kind in (("one", "string"), ("other", "integer"))]
+    name = world(None, ["one", "other", "n", "3"], TOOLS=tools)
+    chat = CompactChat(env=name) if format == "compact" else QwenChat(qwen_folder, env=name)
+    for tool, value in (("one", "3"), ("other", 3)):
+        (call,) = chat.parse(chat.assistant(made({"n": value}, name=tool))).calls
+        assert (call.name, call.arguments) == (tool, {"n": value})
+
+
+def test_a_value_without_a_word_is_named(world):
+    with pytest.raises(ChatError, match="no word for '100'"):
+        CompactChat(env=world(KINDS, WORDS)).assistant(made({"n": 100}, name="act"))
 
 
 def test_a_call_that_cannot_be_read_keeps_its_text(qwen_folder):

@@ -121,7 +121,7 @@ def test_tools_can_be_off():
     episode = play([expert_turns(task)[0], "<end>"], task, config=replace(CONFIG, tools=False))
     assert "no tools" in [m["content"] for m in episode.messages if m["role"] == "tool"][0]
     (answer,) = solve(task, tools=False, explain="plan")
-    assert play([answer], task, CompactChat(False), replace(CONFIG, tools=False)).reward == 1.0
+    assert play([answer], task, CompactChat(), replace(CONFIG, tools=False)).reward == 1.0
 
 
 def test_thoughts_are_not_graded(qwen_folder):
