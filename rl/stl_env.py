@@ -52,11 +52,11 @@ def compact_task(task: Task) -> str:
 def compact_tool(text: str) -> str:
     """Of a tool's answer the waypoints, just as the final answer needs them; else only whether it is good news."""
     found = re.search(r"^waypoints: (.*)$", text, re.MULTILINE)
-    try:
-        if found:
-            return " ".join(flat(json.loads(found[1])))
+    if not found:
         return "ok" if text.startswith(GOOD_NEWS) else "error"
-    except ChatError:
+    try:
+        return " ".join(flat(json.loads(found[1])))
+    except ChatError:  # a number that has no word
         return "error"
 
 
@@ -73,9 +73,8 @@ def compact_assistant(text: str) -> str:
 
 def plain_assistant(words: str) -> str:
     """The words with the answer's waypoints as JSON, if they are waypoints."""
-    said, opened, answer = words.partition("<answer>")
-    if "</answer>" not in answer:
-        return said + opened + answer
-    answer, _, rest = answer.partition("</answer>")
-    waypoints = rows(answer.split(), 3)
-    return f"{said}<answer>{json.dumps(waypoints) if waypoints else answer}</answer>{rest}"
+    def waypoints(found: re.Match) -> str:
+        path = rows(found[1].split(), 3)
+        return f"<answer>{json.dumps(path)}</answer>" if path else found[0]
+
+    return re.sub("<answer>(.*?)</answer>", waypoints, words, count=1, flags=re.DOTALL)

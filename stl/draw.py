@@ -5,8 +5,8 @@ drawn where the robot starts, waits and ends. Right the formulas, marked by trut
 Import this module only where a picture is wanted: it is the one in stl/ that needs matplotlib.
 """
 
-import textwrap
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib import colormaps, rc_context
@@ -92,10 +92,11 @@ class _Sheet:
         blocks = [(task.id[:40], 13, INK, "bold"), (facts, 8.5, SOFT, "normal")]
         for formula, holds in zip(task.spec, verdict.clauses or [None] * len(task.spec), strict=True):
             mark, colour = MARKS[holds]
-            blocks.append((_wrapped(f"{mark}  {formula}", WRAP, "        "), 10, colour, "normal"))
+            words = fill(f"{mark}  {formula}", WRAP, max_lines=4, subsequent_indent=" " * 8)
+            blocks.append((words, 10, colour, "normal"))
         if self.verdict:
             blocks.append(("\nThe path " + ("is right." if verdict.ok else "fails."), 10, MARKS[verdict.ok][1], "bold"))
-        return blocks + [(_wrapped(v.text, WRAP + 10, ""), 8.5, FALSE, "normal") for v in verdict.violations[:4]]
+        return blocks + [(fill(v.text, WRAP + 10, max_lines=4), 8.5, FALSE, "normal") for v in verdict.violations[:4]]
 
     def _draw_map(self) -> None:
         """Regions by their role in the formulas, obstacles, names, and the legend."""
@@ -114,8 +115,8 @@ class _Sheet:
             self.taken.append(self.board.transData.transform([rect[:2], rect[2:]]).ravel())
         x, y = 0.0, self.side.get_ylim()[0] - 0.2
         for words, colour in [*((role, ROLES[role]) for role in ROLES if role in used), ("obstacle", WALL)]:
-            fill = colour if words == "obstacle" else colour + TINT
-            self.side.add_patch(Rectangle((x, y - 0.11), 0.13, 0.13, facecolor=fill, edgecolor=colour))
+            tint = "" if words == "obstacle" else TINT
+            self.side.add_patch(Rectangle((x, y - 0.11), 0.13, 0.13, facecolor=colour + tint, edgecolor=colour))
             self.side.text(x + 0.19, y, words, fontsize=8.5, color=SOFT)
             x += 0.4 + 0.07 * len(words)
 
@@ -210,10 +211,6 @@ class _Sheet:
             mark, colour = MARKS[holds or (False if last else None)]
             text.set(text=mark + text.get_text()[1:], color=colour)
         return moving + (self.texts[2:] if last else formulas)
-
-
-def _wrapped(words: str, width: int, indent: str) -> str:
-    return "\n".join(textwrap.wrap(words, width, max_lines=4, subsequent_indent=indent))
 
 
 def _sweep(points: np.ndarray, r: float) -> Outline:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from random import Random
 from statistics import mean
 
@@ -39,12 +40,9 @@ def make_task(level: str, split: str, index: int) -> Task:
 
     The evaluation set is "eval" 0..49 (0..199 of L8). Raises ValueError for an unknown level or a bad split or index.
     """
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}: the levels are {', '.join(LEVELS)}")
-    if not isinstance(split, str) or not split:
-        raise ValueError(f"split must be a name such as 'eval', 'rl' or 'distill', not {split!r}")
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise ValueError(f"index must be a whole number of at least 0, not {index!r}")
+    if level not in LEVELS or not split or type(index) is not int or index < 0:
+        raise ValueError(f"no task {level!r}, {split!r}, {index!r}: the levels are {', '.join(LEVELS)}, a split has a "
+                         "name such as 'eval', 'rl' or 'distill', and an index is a whole number of at least 0")
     name = f"{level}-{split}-{index}"
     rng = Random(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
     for _ in range(TRIES):
@@ -106,8 +104,8 @@ class Draft:
         stop.hold = hold(stop)
         if stop.hold is not None:
             leg["hold_until"] = float(stop.hold)
-        if stop.hold is not None and stop.hold > stop.arrive:
-            self.path.append([leg["hold_until"], x, y])
+            if stop.hold > stop.arrive:
+                self.path.append([leg["hold_until"], x, y])
         stop.leave = self.path[-1][0]
         self.plan.append(leg)
 
@@ -131,7 +129,6 @@ class Timed:
 
 _room = partial(room, size=2000, half_width=30, obstacles=(4, 8), boxes=(150, 400), sides=(150, 350))
 _small = partial(room, size=1000, half_width=20, obstacles=(2, 4), boxes=(80, 200), sides=(100, 200))
-_maze = partial(maze, half_width=30, loops=0.15)
 _VISITS = ("visit",) * 3
 _SIMPLE = ("visit", "visit", "hold", "hold", "until", "choice")
 _SILENT = ("until", "second", "round")  # forms of stops that another stop's formula or a ban's speaks of
@@ -141,8 +138,8 @@ _TIMED = {
     "L1": Timed(partial(_room, obstacles=(3, 6)), _VISITS, (2, 3), (1, 1), (2, 15), (3, 20), (3, 4), plain=True),
     "L2": Timed(_room, _SIMPLE, (2, 4), (1, 2), (2, 15), (5, 25), (3, 5)),
     "L3": Timed(_room, _RICH, (3, 5), (1, 2), (2, 15), (1, 5), (4, 7)),
-    "L4": Timed(partial(_maze, side=(4, 6), cell=(34, 40)), _SIMPLE, (2, 4), (1, 2), (2, 20), (5, 30), (3, 5)),
-    "L5": Timed(partial(_maze, side=(5, 7), cell=(28, 34)), _RICH, (3, 5), (1, 2), (2, 20), (1, 6), (4, 7)),
+    "L4": Timed(partial(maze, side=(4, 6), cell=(34, 40)), _SIMPLE, (2, 4), (1, 2), (2, 20), (5, 30), (3, 5)),
+    "L5": Timed(partial(maze, side=(5, 7), cell=(28, 34)), _RICH, (3, 5), (1, 2), (2, 20), (1, 6), (4, 7)),
 }
 
 
@@ -200,13 +197,11 @@ def _bans(rng: Random, kind: Timed, stops: list[Stop], hazards: dict[str, int]) 
 
 def _stay(rng: Random, kind: Timed, stop: Stop) -> int | None:
     """Until when to stay at a stop. In plain levels that is the start of its window, at times before the arrival."""
-    if stop.form in ("until", "patrol", "round"):
+    hurried = stop.wait is None and stop.form in ("visit", "choice")
+    if stop.form in ("until", "patrol", "round") or hurried and not kind.plain:
         return None
-    if stop.wait is None and stop.form in ("visit", "choice"):
-        if not kind.plain:
-            return None
-        if math.floor(stop.depart) < math.floor(stop.arrive):
-            return rng.randint(math.floor(stop.depart) + 1, math.floor(stop.arrive))
+    if hurried and math.floor(stop.depart) < math.floor(stop.arrive):
+        return rng.randint(math.floor(stop.depart) + 1, math.floor(stop.arrive))
     return math.ceil(stop.arrive) + (stop.wait or 0) + (stop.dwell if stop.form == "hold" else 0)
 
 
@@ -226,7 +221,7 @@ def _clause(rng: Random, kind: Timed, stops: list[Stop], k: int, regions: list[s
     stop, here, slack = stops[k], f"in({stops[k].region})", [rng.randint(*kind.slack) for _ in range(3)]
     if stop.form == "patrol":
         rounds = [s for s in stops if s.region == stop.region]
-        gaps = [rounds[0].arrive, *(q.arrive - p.leave for p, q in zip(rounds, rounds[1:], strict=False))]
+        gaps = [rounds[0].arrive, *(q.arrive - p.leave for p, q in pairwise(rounds))]
         return f"G[0,{math.floor(rounds[-1].leave)}] F[0,{math.ceil(max(gaps)) + slack[0]}] {here}"
     c = stop.dwell if stop.form == "hold" else 0
     a = max(0, math.floor(stop.arrive) - slack[0] if stop.hold is None else stop.hold - c)
@@ -257,7 +252,7 @@ _KEY_DOORS = {
 
 def _draw_key_doors(rng: Random, side: Range, cell: Range, doors: Range, shortcuts: Range, nested: int,
                     formulas: int) -> Draft:
-    task, keys = key_door_maze(rng, side, cell, 20, rng.randint(*doors), rng.randint(*shortcuts), nested)
+    task, keys = key_door_maze(rng, side, cell, rng.randint(*doors), rng.randint(*shortcuts), nested)
     draft, locked = Draft(task), {key.replace("Key", "Door") for key in keys}
     timed = rng.sample(keys, max(0, formulas - len(keys) - 1))
     for key in keys:

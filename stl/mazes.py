@@ -16,6 +16,8 @@ Box = tuple[int, int, int, int]  # xmin, ymin, xmax, ymax in centimetres
 Edge = tuple[int, int]  # two adjacent cells u < v
 Range = tuple[int, int]  # lowest and highest
 GRID = 5
+WALL = 20  # thickness of a maze's walls
+LOOPS = 0.15  # share of a perfect maze's walls that is taken out
 
 
 class Redraw(Exception):
@@ -44,22 +46,21 @@ def room(rng: Random, size: int, half_width: int, obstacles: Range, boxes: Range
     return _task(rng, size, half_width, 1.0, start, walls, places)
 
 
-def maze(rng: Random, side: Range, cell: Range, half_width: int, loops: float, order: list[int],
-         hops: list[int]) -> tuple[Task, list[str]]:
-    """As room, in a maze; a share `loops` of the walls of a perfect maze is taken out. Ranges: cells, decimetres."""
+def maze(rng: Random, side: Range, cell: Range, order: list[int], hops: list[int]) -> tuple[Task, list[str]]:
+    """As room, in a maze; a share of the walls of a perfect maze is taken out. Ranges: cells, decimetres."""
     grid = Grid(rng.randint(*side), 10 * rng.randint(*cell))
     tree = grid.tree(rng)
-    closed = [edge for edge in grid.edges() if edge not in tree and rng.random() >= loops]
+    closed = [edge for edge in grid.edges() if edge not in tree and rng.random() >= LOOPS]
     cells = rng.sample(range(grid.side**2), max(order) + 2)
     start, passages = cells.pop(), set(grid.edges()).difference(closed)
     for hop in hops:
         parent, _ = grid.search(passages, cells[order[hop - 1]] if hop else start)
         cells.append(pick(rng, [c for c in _way(parent, cells[order[hop]]) if c not in cells and c != start]))
-    places = [grid.place(rng, c, 2 * half_width + 40) for c in cells]
-    return _task(rng, grid.side * grid.cell, half_width, 1.0, grid.middle(start), grid.walls(closed), places)
+    places = [grid.place(rng, c, 100) for c in cells]
+    return _task(rng, grid.side * grid.cell, 30, 1.0, grid.middle(start), grid.walls(closed), places)
 
 
-def key_door_maze(rng: Random, side: Range, cell: Range, half_width: int, doors: int, shortcuts: int,
+def key_door_maze(rng: Random, side: Range, cell: Range, doors: int, shortcuts: int,
                   nested: int) -> tuple[Task, list[str]]:
     """A perfect maze with keys, doors and a goal, and the keys' names in an order in which they can be collected.
 
@@ -79,10 +80,10 @@ def key_door_maze(rng: Random, side: Range, cell: Range, half_width: int, doors:
     closed = [edge for edge in grid.edges() if edge not in passages]
     numbers = rng.sample(range(1, doors + 1), doors)  # do not tell the order
     names = [f"{word}{n}" for word in ("Key", "Door") for n in numbers] + ["Goal"]
-    places = [grid.place(rng, c, 2 * half_width + 20) for c in (*keys, goal)]
+    places = [grid.place(rng, c, 60) for c in (*keys, goal)]
     places[doors:doors] = [grid.door(gate) for gate in gates]
     size, walls = grid.side * grid.cell, grid.walls(closed)
-    return _task(rng, size, half_width, 0.5, grid.middle(start), walls, places, names)[0], names[:doors]
+    return _task(rng, size, 20, 0.5, grid.middle(start), walls, places, names)[0], names[:doors]
 
 
 def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int], doors: int, shortcuts: int,
@@ -117,11 +118,10 @@ def _lock(rng: Random, grid: Grid, parent: dict[int, int], depth: dict[int, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """side x side square cells of `cell` cm with walls of `wall` cm between them; number = column + side * row."""
+    """side x side square cells of `cell` cm with walls between them; number = column + side * row."""
 
     side: int
     cell: int
-    wall: int = 20
 
     def edges(self) -> list[Edge]:
         n = self.side
@@ -159,7 +159,7 @@ class Grid:
     def _bar(self, upright: bool, line: int, first: int, last: int, more: int) -> Box:
         """A bar of a wall's thickness along a grid line, `more` longer at each end that is inside the workspace."""
         low, high = first * self.cell - (more if first else 0), last * self.cell + (more if last < self.side else 0)
-        a, b = line * self.cell - self.wall // 2, line * self.cell + self.wall // 2
+        a, b = line * self.cell - WALL // 2, line * self.cell + WALL // 2
         return (a, low, b, high) if upright else (low, a, high, b)
 
     def walls(self, closed: list[Edge]) -> list[Box]:
@@ -172,17 +172,17 @@ class Grid:
         for (upright, line), shut in sorted(lines.items()):
             for first in sorted(i for i in shut if i - 1 not in shut):
                 last = next(i for i in range(first, self.side + 1) if i not in shut)
-                boxes.append(self._bar(upright, line, first, last, self.wall // 2))
+                boxes.append(self._bar(upright, line, first, last, WALL // 2))
         return boxes
 
     def door(self, edge: Edge) -> Box:
         """What fills the gap of an open edge, from wall to wall."""
         upright, line, i = self._line(edge)
-        return self._bar(upright, line, i, i + 1, -self.wall // 2)
+        return self._bar(upright, line, i, i + 1, -WALL // 2)
 
     def place(self, rng: Random, c: int, smallest: int) -> Box:
         """A region inside a cell."""
-        inner = self.cell - self.wall
+        inner = self.cell - WALL
         return scatter(rng, 1, (smallest, inner * 3 // 4), _around(*self.middle(c), inner // 2), [], 0)[0]
 
     def middle(self, c: int) -> tuple[int, int]:

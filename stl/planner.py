@@ -9,12 +9,12 @@ Numbers mean the decimals that are written. They are scaled to integers and ever
 rectangle is an integer predicate, held in float64 or int64 while the products fit and in Python's integers beyond.
 
 Where a path to a region can end. The goal set is a closed rectangle G. A shortest path ends where it first meets G, at
-a point g of G's boundary. Let v be the last corner that the path touches (or the start). If g is not the point of G
-nearest to v, then moving g along G's boundary in some direction brings it nearer to v, and an obstacle R must forbid
-this. If R touched the segment vg before g, it would do so at a corner, and v would not be the last one; so R touches
-it at g, either because g lies on the side of R that G's boundary crosses, or because vg slides along a side of R that
-reaches g. In both cases g is a point where the boundaries of R and G cross (corners included). So it is enough to
-connect each v to its nearest point in G and to all such crossings. All of them lie on the grid of the map's numbers.
+a point g of G's boundary. Let v be the last corner that it touches (or the start). If g is not the point of G nearest
+to v, then moving g along the boundary one way brings it nearer to v, and an obstacle R must forbid this. R touches the
+segment vg only at g, as it would do so before at a corner, and v would not be the last one. So g lies on the side of R
+that G's boundary crosses, or vg slides along a side of R that reaches g: in both cases the boundaries of R and G cross
+in g (corners included). So each v is joined to its nearest point in G and to all such crossings, and no more. All of
+them lie on the grid of the map's numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from numbers import Real
 
 import numpy as np
@@ -208,18 +209,19 @@ class GrownMap:
     def _ends(self, start: Point, goal: Box, avoided: int) -> tuple[list, dict, dict]:
         """The query's own edges: from the start to corners, as in edges(); {START or corner: (metres, goal point)} to
         the nearest point it sees; and each corner's distance to the goal rectangle, which A* uses as its bound."""
-        n = self.n_obstacles
-        boxes = self.boxes[[*range(n), *(n + i for i in range(len(self.region)) if avoided >> i & 1)]]
+        m = self.n_obstacles
+        boxes = self.boxes[[*range(m), *(m + i for i in range(len(self.region)) if avoided >> i & 1)]]
         corners = [v for v, owner in enumerate(self.owner) if not owner & ~avoided]
-        xy = np.concatenate([np.array([start], self.dtype), self.xy[corners]])  # [1 + corners, 2]
-        near = np.minimum(np.maximum(xy, np.array(goal[:2], self.dtype)), np.array(goal[2:], self.dtype))
-        ends = np.stack([near, *(np.broadcast_to(np.array(c, self.dtype), xy.shape) for c in _crossings(boxes, goal))])
+        ids, xy = [START, *corners], np.concatenate([np.array([start], self.dtype), self.xy[corners]])  # [n, 2]
+        low, high, *crossings = (np.array(c, self.dtype) for c in (goal[:2], goal[2:], *_crossings(boxes, goal)))
+        ends = np.stack([xy.clip(low, high), *(np.broadcast_to(c, xy.shape) for c in crossings)])  # [ends, n, 2]
+        # all segments in one go: from the start to each corner, then from each of both to its ends
         tails = np.concatenate([np.broadcast_to(xy[:1], xy.shape), np.broadcast_to(xy, ends.shape).reshape(-1, 2)])
         heads = np.concatenate([xy, ends.reshape(-1, 2)])
         free, metres = ~_hits(tails, heads, boxes).any(1), self._metres(heads - tails)
-        n, ids = len(xy), [START, *corners]
+        n = len(ids)
         first = [(ids[i], float(metres[i]), 0) for i in np.flatnonzero(free[:n]) if i]
-        to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [1 + crossings, 1 + corners]
+        to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [ends, n]
         best = ends[to_goal.argmin(0), range(n)].tolist()
         end = dict(zip(ids, zip(to_goal.min(0).tolist(), best, strict=True), strict=True))
         return first, end, dict(zip(ids, metres[n : 2 * n].tolist(), strict=True))
@@ -272,7 +274,7 @@ def _crossings(boxes: np.ndarray, goal: Box) -> list[Point]:
 def _timed(grown: GrownMap, points: list[Point], start: XY, t_start: float, hold_until: float, v_max: float) -> Path:
     """Put times to the points: full speed, each duration rounded up to the map's part of a second."""
     time, length, waypoints = _decimal(t_start), 0.0, [[t_start, *start]]
-    for (x, y), (to_x, to_y) in zip(points, points[1:], strict=False):
+    for (x, y), (to_x, to_y) in pairwise(points):
         square = (to_x - x) ** 2 + (to_y - y) ** 2
         ticks2 = math.ceil(square * (Fraction(grown.ticks, grown.scale) / Fraction(_decimal(v_max))) ** 2)
         time += Decimal(math.isqrt(ticks2 - 1) + 1) / grown.ticks

@@ -15,6 +15,7 @@ proof: that it finds nothing does not mean that there is nothing.
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -186,12 +187,10 @@ class _Search:
             ends = sorted({arrival, *(e + d for e in self._events(i, full) for d in self.delays[i] if e + d > arrival)})
             for others in ((arrival, math.inf), (-1.0, -1.0)):  # other regions are visited later on, or no more
                 later = {a: union(full[a], [others if isinstance(a, In) else (arrival, math.inf)]) for a in atoms}
-                low, high = 0, len(ends)
-                while low < high:
-                    middle = (low + high) // 2
-                    later[In(region)] = intersection(full[In(region)], [(-1.0, ends[middle])])
-                    low, high = (low, middle) if self._true(i, later) else (middle + 1, high)
-                stays |= set(ends[low : low + 1])
+                here = In(region)
+                first = bisect_left(ends, True, key=lambda end: self._true(
+                    i, later | {here: intersection(full[here], [(-1.0, end)])}))
+                stays |= set(ends[first : first + 1])
         return stays
 
 

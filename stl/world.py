@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -165,10 +164,9 @@ def _text(field: str, value: object) -> str:
     return value
 
 
-def _number(field: str, value: object, above: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value or not abs(value) <= LIMIT:
-        low = f"above {above:g}" if above > -math.inf else f"of at least -{LIMIT:g}"
-        raise TaskError(f"{field}: expected a number {low} and at most {LIMIT:g}; found {brief(value)}")
+def _number(field: str, value: object, above: float = -LIMIT) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= LIMIT:
+        raise TaskError(f"{field}: expected a number above {above:g} and at most {LIMIT:g}; found {brief(value)}")
     return float(value)
 
 
