@@ -7,7 +7,7 @@ Grammar (windows are decimals, in seconds, relative to the time at which the for
     until := unary ('U[a,b]' until)?
     unary := 'F[a,b]' unary | 'G[a,b]' unary | '(' or ')' | 'in(NAME)' | 'out(NAME)'
 
-`str(tree)` prints a formula with as few parentheses as this grammar allows, and parses back to an equal tree.
+`str(tree)` parses back to an equal tree.
 """
 
 from __future__ import annotations

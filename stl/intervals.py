@@ -1,15 +1,14 @@
-"""Finite unions of closed intervals of time, and the temporal operators as operations on them.
+"""Finite unions of closed intervals of time, and the temporal operators as operations on them; see O. Maler and
+D. Nickovic, "Monitoring temporal properties of continuous signals" (2004).
 
-A union is a list of (lo, hi) with lo <= hi, in increasing order and disjoint: each lo lies strictly after the hi before
-(touching intervals are one). lo == hi is a single instant. hi may be inf. Each operation is linear in the intervals.
+A union is a list of (lo, hi), lo <= hi, in increasing order and disjoint: touching intervals are one. lo == hi is a
+single instant; hi may be inf. Each operation is linear in the intervals.
 
-Why plain doubles are exact enough here. Let A be the times at which a subformula holds in exact arithmetic. The monitor
-widens the truth intervals of each atom by 1e-6 s, and every operation below keeps that margin: if its arguments contain
-the widened exact sets, its result contains the widened exact result, because none of them contains a negation. (For
-`always`, widening and shrinking both move an endpoint; for `until`, t' moves with t.) Rounding takes about 1e-16 of the
-times for each operation, so that for times up to 1e8 s the margin is never used up: what exact arithmetic accepts is
-accepted, whichever way 7.1 - 0.3 is rounded, and no two endpoints ever need to be compared for equality.
-Both ways are from O. Maler and D. Nickovic, "Monitoring temporal properties of continuous signals" (2004).
+Why plain doubles are exact enough here: the monitor widens the truth intervals of each atom by 1e-6 s, and every
+operation keeps that margin. If its arguments contain the widened exact sets, its result contains the widened exact
+result, because none contains a negation. (For `always`, widening and shrinking both move an endpoint; for `until`, t'
+moves with t.) Rounding takes about 1e-16 of the times for each operation, so that for times up to 1e8 s what exact
+arithmetic accepts is accepted, whichever way 7.1 - 0.3 is rounded, and no two endpoints are compared for equality.
 """
 
 from collections.abc import Iterable

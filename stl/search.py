@@ -2,15 +2,15 @@
 
 A node is a path so far, ending in a region; its children go on to another region that some formula still needs. Each
 leg is first planned freely. Where it breaks a formula by entering a region, it is planned round that region, and where
-that is impossible, it departs later. At the region the robot leaves at once, or stays until what some formula wants
-from this region is done. Both are decided by evaluating the formulas on the path so far under assumptions about what
-comes later: "everything may still hold, from the moment at which the region can be reached" prunes a node, "no visit
-comes any more" counts what is done. As formulas have no negation, the first never prunes a path that can be completed.
+that is impossible, it departs later. The robot then leaves at once, or stays until what some formula wants from this
+region is done. Both are decided by evaluating the formulas on the path so far: "everything may still hold, from the
+moment at which its region can be reached" prunes a node, "no visit comes any more" counts what is done. As formulas
+have no negation, the first never prunes a path that can be completed.
 
-What it cannot solve: tasks that need the body in two overlapping regions at once where the nearest point of one is not
-in the other; that need a certain spot within a region, a detour that no formula's region lies on, a slow or longer way
-on purpose (it only waits at the end of a leg), or an early wait for a region that only a later leg enters. It gives no
-proof: that it finds nothing does not mean that there is nothing.
+What it cannot solve: tasks that need two overlapping regions at once where the nearest point of one is not in the
+other, a certain spot within a region, a detour that no formula's region lies on, a slow or longer way on purpose (it
+only waits at the end of a leg), or an early wait for a region that only a later leg enters. That it finds nothing does
+not prove that there is nothing.
 """
 
 import math
@@ -34,10 +34,8 @@ ALIKE = 3  # nodes kept, at least, of those that end in one region with the same
 
 
 def search(task: Task, seconds: float = 10.0) -> tuple[Waypoints | None, str]:
-    """A path that satisfies `task`, or None, and what happened in one line; for at most about `seconds` of wall time.
-    See the module on what it cannot solve.
-    """
-    return _Search(task, time.monotonic() + seconds).run(seconds)
+    """A path that satisfies `task`, or None, and what happened in one line; takes at most about `seconds`."""
+    return _Search(task, seconds).run()
 
 
 @dataclass(frozen=True)
@@ -57,16 +55,17 @@ def _until(atoms: Atoms, end: float) -> Atoms:
 
 
 class _Search:
-    def __init__(self, task: Task, deadline: float):
-        self.task, self.deadline, self.best, self.cut = task, deadline, 0, False
+    def __init__(self, task: Task, seconds: float):
+        self.task, self.seconds, self.deadline = task, seconds, time.monotonic() + seconds
+        self.best, self.cut = 0, False  # most formulas done on any path; whether nodes were dropped for width
         self.leaves, self.formulas = Leaves(task), task.formulas
         self.atoms = [[n for n in walk(f) if isinstance(n, In | Out)] for f in self.formulas]
         self.delays = [_delays(f)[1] for f in self.formulas]
         self.plan = cache(lambda here, region, avoid: find_path(task, here, 0, region, avoid=avoid)[0])
 
-    def run(self, seconds: float) -> tuple[Waypoints | None, str]:
+    def run(self) -> tuple[Waypoints | None, str]:
         path = [[0.0, *self.task.robot.start]]
-        verdict, late = check(self.task, path), False
+        verdict = check(self.task, path)
         if verdict.ok:
             return path, "staying at the start satisfies everything"
         if any(violation.kind != "clause" for violation in verdict.violations):
@@ -81,7 +80,7 @@ class _Search:
             late = time.monotonic() > self.deadline
             if late or not self.cut:
                 break
-        how = f"within the time limit of {seconds:g} s" if late else "among the orders of visits that are tried"
+        how = f"within the time limit of {self.seconds:g} s" if late else "among the orders of visits that are tried"
         return None, f"no path found {how}; at best {self.best} of {len(self.formulas)} formulas were done"
 
     def _next_layer(self, layer: list[_Node], width: int) -> tuple[list[_Node], Waypoints | None]:
