@@ -1,8 +1,8 @@
 """What the supervised stage learns from: conversations, as a rollout of the student would have recorded them."""
 import hashlib
 from collections import Counter
+from operator import itemgetter
 
-import numpy as np
 from tqdm import tqdm
 
 from rl.config import Config, ConfigError
@@ -10,8 +10,7 @@ from rl.env import open_env
 from rl.episode import Episode
 from rl.policy import Policy
 from rl.run import Checkpoint
-from rl.tasks import demonstrations, read_lines, reserved, robot_of
-from rl.teacher import read_conversations
+from rl.tasks import demonstrations, read_lines, reserved, robot_of, shuffled
 
 
 def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode], list[Episode]]:
@@ -23,9 +22,10 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
     """
     if not config.sft_file:
         return [encode(policy, d) for d in tqdm(demonstrations(config, config.sft_tasks), "encoding", leave=False)], []
-    robots = {robot for _, robot in read_lines(config.sft_file, lambda row: robot_of(row["task"]))}
-    found, left_out, taken = [], Counter(), reserved(robots) | {task.hash(): task.id for task in tasks}
-    for row in tqdm(read_conversations(config.sft_file), "encoding", leave=False):
+    rows = list(read_lines(config.sft_file, check_row))
+    taken = reserved({robot for _, robot in rows}) | {task.hash(): task.id for task in tasks}
+    found, left_out = [], Counter()
+    for row, _ in tqdm(rows, "encoding", leave=False):
         if row["hash"] in taken:
             raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation "
                               f"or RL sets (as {taken[row['hash']]}); nothing may be learnt from those here")
@@ -47,6 +47,12 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
     if not data:
         raise ConfigError(f"sft_file = {config.sft_file!r}: nothing is left to learn from")
     return data, [episode for digest, episode in found if digest in chosen]
+
+
+def check_row(row: dict) -> tuple[float, float]:
+    """The robot of a conversation's task. Raises KeyError or TypeError for what sample.py --collect did not write."""
+    itemgetter("id", "hash", "success", "ending", "messages")(row)
+    return robot_of(row["task"])
 
 
 def encode(policy: Policy, demonstration: dict) -> Episode:
@@ -93,7 +99,4 @@ def file_digest(name: str, last: Checkpoint | None) -> str:
 
 def sft_batch(config: Config, data: list[Episode], step: int) -> list[Episode]:
     """The demonstrations of a step: seeded shuffles of all, one after the other."""
-    size, first = len(data), step * config.sft_batch
-    order = {epoch: np.random.default_rng((config.seed, epoch)).permutation(size)
-             for epoch in range(first // size, (first + config.sft_batch - 1) // size + 1)}
-    return [data[order[i // size][i % size]] for i in range(first, first + config.sft_batch)]
+    return [data[i] for i in shuffled(len(data), config.seed, step * config.sft_batch, config.sft_batch)]

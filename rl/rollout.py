@@ -2,6 +2,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from rl.chat import Call
 from rl.env import Fault, answer_call, called, open_env, raised
 from rl.episode import Episode
 from rl.sampler import Completion, make_seed
@@ -107,14 +108,14 @@ def fail(episode: Episode, reason: str) -> None:
     episode.end("error")
 
 
-def what_to_run(place: int, call, task, config) -> str | tuple:
-    """The function and arguments that answer a turn's call number `place`, or the answer itself if it is not to run."""
+def what_to_run(place: int, call: Call, task, config) -> tuple:
+    """The function and its arguments that answer a turn's call number `place`."""
     if place >= config.max_turn_calls:
-        return f"Error: not run, a turn has at most {config.max_turn_calls} calls."
+        return str, f"Error: not run, a turn has at most {config.max_turn_calls} calls."
     if call.error:
-        return f"Error: {call.error}."
+        return str, f"Error: {call.error}."
     if not config.tools:
-        return "Error: there are no tools here; answer directly."
+        return str, "Error: there are no tools here; answer directly."
     return answer_call, open_env(config.env).call_tool, task, call.name, call.arguments, config.tool_manner
 
 

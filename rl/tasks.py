@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,21 +28,19 @@ from rl.env import STL, open_env
 from rl.run import writing
 from rl.workers import Workers
 from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
-from stl.world import Task
+from stl.world import Task, unique
 
 if TYPE_CHECKING:
     from rl.config import Config
 
 CHUNK = 16  # tasks that a worker makes at a time
-PART = 1000  # tasks in one file, the most that a kill loses
+PART = 500  # tasks in one file, the most that a kill loses
 SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
 class TaskStream:
-    """The tasks of a mix in an endless row of seeded shuffles: each task once before any comes again.
-
-    What comes at a step is a function of (mix, split, seed, step) alone, so that resuming needs no state.
-    """
+    """The tasks of a mix, shuffled without end. What comes at a step is a function of (mix, split, seed, step) alone,
+    so that resuming needs no state."""
 
     def __init__(self, mix: dict[str, int], split: str, seed: int, env: str = STL):
         self.split, self.seed, self.env = split, seed, open_env(env)
@@ -50,17 +48,27 @@ class TaskStream:
 
     def batch(self, step: int, n: int) -> list:
         """The n tasks of a step; steps count from 0 and all have the same n."""
-        size, first = len(self.tasks), step * n
-        order = {epoch: _generator(self.seed, epoch).permutation(size)
-                 for epoch in range(first // size, (first + n - 1) // size + 1)}
-        chosen = (self.tasks[order[i // size][i % size]] for i in range(first, first + n))
+        chosen = (self.tasks[i] for i in shuffled(len(self.tasks), self.seed, step * n, n))
         return [self.env.make_task(level, self.split, index) for level, index in chosen]
+
+
+def shuffled(size: int, seed: int, first: int, n: int) -> list[int]:
+    """`n` numbers, from place `first` on, of an endless row of seeded shuffles of range(size)."""
+    epochs = range(first // size, (first + n - 1) // size + 1)
+    order = np.concatenate([_generator(seed, epoch).permutation(size) for epoch in epochs])
+    return order[first % size:][:n].tolist()
 
 
 def held_out(eval_mix: dict[str, int], env: str = STL) -> list:
     """The first tasks of the split "eval" of each level, easiest level first."""
     world = open_env(env)
-    return [world.make_task(level, "eval", index) for level in world.LEVELS for index in range(eval_mix.get(level, 0))]
+    return [_held_out(world.make_task, level, index) for level in world.LEVELS
+            for index in range(eval_mix.get(level, 0))]
+
+
+@cache  # each stage of a run asks for them, and nobody writes to a task
+def _held_out(make_task: Callable, level: str, index: int):
+    return make_task(level, "eval", index)
 
 
 def demonstrations(config: Config, count: int, folder: str | Path = "data") -> list[dict]:
@@ -101,7 +109,7 @@ def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]
     with open(path, "rb") as file:
         for i, line in enumerate(file, 1):
             try:
-                data = json.loads(line)
+                data = json.loads(line, object_pairs_hook=unique)
                 yield data, read(data)
             except KeyError as error:
                 raise cli.UsageError(f"{path}, line {i}: {error} is missing; is it the right kind of file?") from None
@@ -153,7 +161,7 @@ def make_sets(folder: str | Path, sets: dict[str, dict[str, int]]) -> dict:
     folder = Path(folder)
     cli.check_folder(str(folder), folder)
     jobs = [(level, split, i) for split, counts in sets.items() for level, n in counts.items() for i in range(n)]
-    made = list(_make(_task_hash_and_line, jobs, "tasks"))
+    made = [pair for part in _make(_task_hash_and_line, _cut(jobs, PART), "tasks") for pair in part]
     if twice := [digest for digest, n in Counter(digest for digest, _ in made).items() if n > 1]:
         names = [f"{job}" for job, (digest, _) in zip(jobs, made, strict=True) if digest in twice]
         raise RuntimeError(f"the same task under several names: {', '.join(names)}")
@@ -180,42 +188,38 @@ def _keep(work: Callable, jobs: list[tuple], what: str, folder: str | Path, code
     decides them: the jobs, this code and that of the folder where `code` is. UsageError if nothing can be kept there.
     """
     name = Path(folder) / what.replace(" ", "-")
-    parts = [jobs[start:start + PART] for start in range(0, len(jobs), PART)]
-    paths = [Path(f"{name}-{_fingerprint(part, code)}.jsonl") for part in parts]
-    missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not path.exists()]
+    parts = {Path(f"{name}-{_fingerprint(part, code)}.jsonl"): part for part in _cut(jobs, PART)}
+    missing = {path: part for path, part in parts.items() if not path.exists()}
     if missing:
         cli.check_folder(f"{folder}, where {what} are kept", Path(folder))
-        with closing(_make(work, [job for _, part in missing for job in part], what)) as made:
-            for path, part in missing:
-                _write(path, list(islice(made, len(part))))
-    return [line for path in paths for line in path.read_text().splitlines()]
+        with closing(_make(work, list(missing.values()), what)) as made:
+            for path, lines in zip(missing, made, strict=True):
+                _write(path, lines)
+    return [line for path in parts for line in path.read_text().splitlines()]
 
 
-def _make(work: Callable, jobs: list[tuple], what: str) -> Iterator:
-    """The work done for each job, on all cores; in this process if the jobs are too few to be worth starting others."""
-    count, chunks = min(cores(), len(jobs) // CHUNK), [jobs[i:i + CHUNK] for i in range(0, len(jobs), CHUNK)]
-    with tqdm(total=len(jobs), desc=what, unit="", disable=len(jobs) <= CHUNK) as bar:
-        if count < 2:
-            for job in jobs:
-                yield work(job)
-                bar.update()
-            return
-        with closing(Workers(count, 0)) as workers:  # without torch or the script, and deaf to Ctrl-C
-            for number, chunk in enumerate(chunks):
-                workers.submit(number, [(_do_all, work, chunk)])
-            done: dict[int, list] = {}
-            for number in range(len(chunks)):
-                while number not in done:
-                    for key, (results,) in workers.collect(block=True):
-                        if isinstance(results, str):
-                            raise RuntimeError(f"{what}: {results}")
-                        done[key] = results
-                        bar.update(len(results))
-                yield from done.pop(number)
+def _cut(jobs: list, size: int) -> list[list]:
+    return [jobs[start:start + size] for start in range(0, len(jobs), size)]
+
+
+def _make(work: Callable, parts: list[list[tuple]], what: str) -> Iterator[list]:
+    """The work done for all jobs of one part after the other, on all cores; in this process if the jobs are too few to
+    be worth starting others."""
+    total = sum(map(len, parts))
+    count = min(cores(), total // CHUNK)
+    with (closing(Workers(count if count > 1 else 0, 0)) as workers,  # without torch or the script, deaf to Ctrl-C
+          tqdm(total=total, desc=what, unit="", disable=total <= CHUNK) as bar):
+        for part in parts:
+            workers.submit(0, [(_do_all, work, chunk) for chunk in _cut(part, CHUNK)])
+            ((_, chunks),) = workers.collect(block=True)
+            for failure in (chunk for chunk in chunks if isinstance(chunk, str)):
+                raise RuntimeError(f"{what}: {failure}")
+            bar.update(len(part))
+            yield [result for chunk in chunks for result in chunk]
 
 
 def _do_all(work: Callable, jobs: list[tuple]) -> list | str:
-    """In a worker: the results, or the traceback of what went wrong."""
+    """The results, or the traceback of what went wrong."""
     try:
         return [work(job) for job in jobs]
     except Exception:

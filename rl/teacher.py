@@ -17,7 +17,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -366,8 +366,8 @@ def take_turn(episode: Episode, answer: dict, config: Config) -> None:
         episode.end("length")
         return
     for i, call in enumerate(message.get("tool_calls", ())):
-        run = what_to_run(i, read_call(call), episode.task, config)
-        text = run if isinstance(run, str) else run[0](*run[1:])
+        function, *arguments = what_to_run(i, read_call(call), episode.task, config)
+        text = function(*arguments)
         if isinstance(text, Fault):
             return fail(episode, str(text))
         episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
@@ -452,8 +452,3 @@ def record(episode: Episode, name: str, config: Config, policy) -> dict:
             "success": episode.reward > 0, "ending": episode.ending, "turns": episode.turns, "tokens": tokens,
             "verdict": episode.verdict and asdict(episode.verdict), "messages": opening(task, config) + said,
             "task": replace(task, witness=None, plan=None).to_json()}
-
-
-def read_conversations(path: str | Path) -> Iterator[dict]:
-    """The lines of a file that `collect` wrote. UsageError names a line that is something else."""
-    return (row for row, _ in read_lines(path, itemgetter("id", "hash", "success", "ending", "messages", "task")))

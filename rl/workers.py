@@ -22,51 +22,58 @@ DEATHS = 10  # of workers, without a result in between: then it is not the calls
 
 
 @dataclass
+class Batch:
+    """Calls that were submitted together, such as those of a turn, and their results so far."""
+
+    key: int
+    results: list
+    missing: int
+    finished: list  # takes (key, results) once nothing is missing
+
+    def enter(self, place: int, result) -> None:
+        self.results[place] = result
+        self.missing -= 1
+        if not self.missing:
+            self.finished.append((self.key, self.results))
+
+
+@dataclass
 class Job:
-    """One call of a turn, and where its answer goes."""
+    """One call, pickled, and where its result goes."""
 
     call: bytes
     place: int
-    texts: list[str | None]  # the turn's answers, None where they are not there yet
-    key: int
-    finished: list
+    batch: Batch
     tries: int = 0
 
 
 class Workers:
-    """Runs the calls of whole turns in `count` processes, `seconds` for each call (0: no limit); 0 processes: at once,
-    in this one.
-
-    Answers come back in the order in which turns are done; a turn's own are in the order of its calls.
-    """
+    """Runs batches of calls in `count` processes, `seconds` for each call (0: no limit); 0 processes: at once, in this
+    one. Batches come back in the order in which they are done; results are in the order of their calls."""
 
     def __init__(self, count: int, seconds: float):
         self.seconds, self.deaths = seconds, 0
         self.queue: deque[Job] = deque()
         self.processes = [self._start() for _ in range(count)]
         self.busy: dict[int, Job] = {}  # by the index of its process
-        self.finished: list[tuple[int, list[str]]] = []
+        self.finished: list[tuple[int, list]] = []
 
-    def submit(self, key: int, calls: list[str | tuple]) -> None:
-        """Run a turn's calls, each (function of a module, argument, ...); a text stands for its own answer."""
-        texts = [call if isinstance(call, str) else None for call in calls]
-        for place, call in enumerate(calls):
-            if isinstance(call, str):
-                continue
+    def submit(self, key: int, calls: list[tuple]) -> None:
+        """Run calls, at least one, each (function of a module, argument, ...)."""
+        batch = Batch(key, [None] * len(calls), len(calls), self.finished)
+        for place, (function, *arguments) in enumerate(calls):
             if self.processes:
-                self.queue.append(Job(pickle.dumps(call), place, texts, key, self.finished))
+                self.queue.append(Job(pickle.dumps((function, *arguments)), place, batch))
             else:
-                texts[place] = call[0](*call[1:])
-        if None not in texts:
-            self.finished.append((key, texts))
+                batch.enter(place, function(*arguments))
         self._feed()
 
     def ready(self) -> bool:
-        """Whether some worker has an answer."""
+        """Whether some worker has a result."""
         return bool(self.finished or self._wait(0))
 
-    def collect(self, block: bool) -> list[tuple[int, list[str]]]:
-        """(key, answers) of the turns that are done; with `block` wait for one, unless none is there to wait for."""
+    def collect(self, block: bool) -> list[tuple[int, list]]:
+        """(key, results) of the batches that are done; with `block` wait for one, unless there is none to wait for."""
         while self.busy and (answered := self._wait(None if block and not self.finished else 0)):
             for index in answered:
                 self._receive(index)
@@ -107,16 +114,12 @@ class Workers:
 
     def _receive(self, index: int) -> None:
         try:
-            text = pickle.load(self.processes[index].stdout)
+            result = pickle.load(self.processes[index].stdout)
         except (EOFError, pickle.UnpicklingError):
             return self._bury(index)
         self.deaths = 0
-        self._answer(self.busy.pop(index), text)
-
-    def _answer(self, job: Job, text: str) -> None:
-        job.texts[job.place] = text
-        if None not in job.texts:
-            job.finished.append((job.key, job.texts))
+        job = self.busy.pop(index)
+        job.batch.enter(job.place, result)
 
     def _bury(self, index: int) -> None:
         """Replace a dead worker. The call that it died of is answered so, if by the timer, or else tried again."""
@@ -127,15 +130,15 @@ class Workers:
         code = process.wait()
         self.processes[index] = self._start()
         if code == -signal.SIGALRM:
-            return self._answer(job, f"Error: the call took longer than {self.seconds:g} s and was stopped.")
+            return job.batch.enter(job.place, f"Error: the call took longer than {self.seconds:g} s and was stopped.")
         job.tries, self.deaths = job.tries + 1, self.deaths + 1
         if self.deaths == DEATHS:
-            raise RuntimeError(f"{DEATHS} tool workers died one after the other (exit code {code}); see above why, or "
-                               "set tool_workers = 0 to run tools in this process")
+            raise RuntimeError(f"{DEATHS} worker processes died one after the other (exit code {code}); see above why. "
+                               "With tool_workers = 0 tools run in this process")
         if job.tries < TRIES:
             self.queue.appendleft(job)
         else:
-            self._answer(job, "Error: the tool failed.")
+            job.batch.enter(job.place, "Error: the tool failed.")
 
 
 @cache
@@ -153,7 +156,7 @@ def serve(seconds: float) -> None:
     while calls.peek(1):
         function, *arguments = pickle.load(calls)
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        text = function(*arguments)
+        result = function(*arguments)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        pickle.dump(text, results)
+        pickle.dump(result, results)
         results.flush()

@@ -106,7 +106,7 @@ class Task:
     def from_file(cls, path: str | Path) -> Task:
         """Load a task from a JSON file. Raises TaskError."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique))
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique))
         except TaskError as error:
             raise TaskError(f"{path}: {error}") from None
         except OSError as error:
@@ -136,7 +136,7 @@ class Task:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict:
+def unique(pairs: list[tuple[str, object]]) -> dict:
     """A JSON object, unless it has a name twice, of which json would keep the last one without a word."""
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):

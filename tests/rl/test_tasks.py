@@ -62,6 +62,11 @@ def test_held_out_is_the_front_of_the_evaluation_set(named):
     assert held_out({"L1": 1, "L0": 2}) == [("L0", "eval", 0), ("L0", "eval", 1), ("L1", "eval", 0)]
 
 
+def test_held_out_tasks_are_made_once():
+    first, again = held_out({"L0": 2}), held_out({"L0": 3})
+    assert first[0] is again[0] and first[1] is again[1] and first[0] == make_task("L0", "eval", 0)
+
+
 def sets_in(folder, sets):
     """The tasks of the files, compared with their manifest and with tasks made one by one."""
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -193,7 +198,7 @@ def test_a_fault_in_a_worker_is_told(monkeypatch):
     monkeypatch.setattr(tasks_module, "CHUNK", 2)
     monkeypatch.setattr(tasks_module, "cores", lambda: 2)
     with pytest.raises(RuntimeError, match="things: Traceback(.|\n)*the JSON object must be str"):
-        list(tasks_module._make(json.loads, [("no text",)] * 6, "things"))
+        list(tasks_module._make(json.loads, [[("no text",)] * 6], "things"))
 
 
 INTERRUPTED = """
@@ -220,3 +225,10 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
                           start_new_session=True)
     assert done.returncode == 1 and done.stdout == "imported\n" and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.replace("\r", "\n").rstrip().endswith("\nx.py: interrupted")
+
+
+def test_a_name_that_is_there_twice_in_a_file_of_tasks_is_refused(tmp_path):
+    line = json.dumps(make_task("L0", "sft", 0).to_json())
+    (tmp_path / "t.jsonl").write_text(f"{line}\n" + line.replace('"B": [', '"A": [') + "\n")
+    with pytest.raises(cli.UsageError, match="t.jsonl, line 2: .*A.* is there twice; names must be unique"):
+        named_tasks(str(tmp_path / "t.jsonl"))

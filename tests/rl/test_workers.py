@@ -115,7 +115,7 @@ def test_the_sampler_goes_on_beside_a_call(workers):
     """`ready` stays False, and a collect that does not block comes back with nothing, until the answer is there."""
     workers.submit(3, [(time.strftime, "%Y", time.gmtime(0))])
     assert answers(workers, 1) == {3: ["1970"]}
-    workers.submit(7, ["no call", (time.sleep, 60), (os.path.basename, "a/b")])
+    workers.submit(7, [(str, "no call"), (time.sleep, 60), (os.path.basename, "a/b")])
     assert workers.collect(block=False) == [] and workers.processes[0].poll() is None
     workers.submit(8, [(os.path.basename, "c/d")])
     assert answers(workers, 1) == {8: ["d"]}  # by the other worker
@@ -140,12 +140,12 @@ def test_a_worker_that_is_killed_is_replaced(workers, tmp_path):
 def test_a_call_that_kills_its_workers_is_given_up(workers):
     workers.submit(0, [(os._exit, 5)])
     assert answers(workers, 1) == {0: ["Error: the tool failed."]}
-    with pytest.raises(RuntimeError, match="set tool_workers = 0"):
+    with pytest.raises(RuntimeError, match="With tool_workers = 0"):
         for key in range(DEATHS // TRIES + 1):
             workers.submit(key, [(os._exit, 5)])
             answers(workers, 1)
     workers.forget()  # the next rollout begins to count anew
-    with pytest.raises(RuntimeError, match=f"{DEATHS} tool workers died"):
+    with pytest.raises(RuntimeError, match=f"{DEATHS} worker processes died"):
         for key in range(DEATHS // TRIES + 1):
             workers.submit(key, [(os._exit, 5)])
             answers(workers, 1)
