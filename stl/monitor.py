@@ -247,16 +247,17 @@ class Judge:
         if isinstance(node, In | Out):
             return self.atoms[node]
         if id(node) not in self.known:
-            if isinstance(node, And):
-                times = reduce(intersection, map(self.truth, node.args))
-            elif isinstance(node, Or):
-                times = union(*map(self.truth, node.args))
-            elif isinstance(node, F):
-                times = eventually(self.truth(node.arg), node.a, node.b)
-            elif isinstance(node, G):
-                times = always(self.truth(node.arg), node.a, node.b)
-            else:
-                times = until(self.truth(node.left), self.truth(node.right), node.a, node.b)
+            match node:
+                case And(args):
+                    times = reduce(intersection, map(self.truth, args))
+                case Or(args):
+                    times = union(*map(self.truth, args))
+                case F(a, b, arg):
+                    times = eventually(self.truth(arg), a, b)
+                case G(a, b, arg):
+                    times = always(self.truth(arg), a, b)
+                case Until(a, b, left, right):
+                    times = until(self.truth(left), self.truth(right), a, b)
             self.known[id(node)] = times
         return self.known[id(node)]
 
@@ -265,28 +266,36 @@ class Judge:
 
     def never(self, node: Formula, lo: float, hi: float) -> str:
         """Why `node` holds at no time of [lo, hi]."""
-        if isinstance(node, Or):
-            return "; ".join(self.never(arg, lo, hi) for arg in node.args)
-        if isinstance(node, F):
-            return self.never(node.arg, lo + node.a, hi + node.b)
-        if isinstance(node, G) and lo == hi:
-            return self.broken(node.arg, lo + node.a, lo + node.b)
-        # parts that never hold where they are needed say it all
-        parts = [(arg, lo, hi) for arg in node.args] if isinstance(node, And) else []
-        if isinstance(node, G | Until):
-            parts = [(node.arg if isinstance(node, G) else node.right, lo + node.a, hi + node.b)]
-        if absent := [part for part in parts if not self.within(*part)]:
+        match node:
+            case Or(args):
+                return "; ".join(self.never(arg, lo, hi) for arg in args)
+            case F(a, b, arg):
+                return self.never(arg, lo + a, hi + b)
+            case G(a, b, arg) if lo == hi:
+                return self.broken(arg, lo + a, lo + b)
+            case And(args):
+                parts = [(arg, lo, hi) for arg in args]
+            case G(a, b, arg) | Until(a, b, _, arg):
+                parts = [(arg, lo + a, hi + b)]
+            case _:
+                parts = []
+        if absent := [part for part in parts if not self.within(*part)]:  # what never holds where it must says it all
             return "; ".join(self.never(*part) for part in absent)
-        if isinstance(node, Until) and lo == hi:
-            (right, a, b), first = parts[0], self.within(*parts[0])[0][0]
-            when = f"t={_short(first)}" + (f", first within {_span(a, b)}," if a < b else "")
-            return f"{_name(right)} holds at {when} but {self.broken(node.left, lo, first)}"
         if isinstance(node, Until):
+            if lo == hi:
+                return self._left_too_soon(node, lo)
             parts.append((node.left, lo, hi))
         text = f"{_name(node)} {'never holds within' if lo < hi else 'does not hold at'} {_span(lo, hi)}"
         if not parts:
             return f"{text}; it {self.when(node, lo, hi)}"
         return "; ".join([text, *(f"{_name(part[0])} {self.when(*part)}" for part in parts)])
+
+    def _left_too_soon(self, node: Until, t: float) -> str:
+        """Why an until does not hold at t although its right side holds in the window: the left one ends before."""
+        lo, hi = t + node.a, t + node.b
+        first = self.within(node.right, lo, hi)[0][0]
+        when = f"t={_short(first)}" + (f", first within {_span(lo, hi)}," if lo < hi else "")
+        return f"{_name(node.right)} holds at {when} but {self.broken(node.left, t, first)}"
 
     def broken(self, node: Formula, lo: float, hi: float) -> str:
         """Why `node` does not hold at all times of [lo, hi]."""
