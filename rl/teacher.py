@@ -12,7 +12,6 @@ import asyncio
 import fcntl
 import hashlib
 import json
-import math
 import os
 import random
 import sys
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 
@@ -31,14 +30,13 @@ from rl.config import Config
 from rl.env import STL, Fault, open_env
 from rl.episode import Episode
 from rl.rollout import fail, finish, what_to_run
-from rl.run import write_file, write_json
+from rl.run import read_json, write_file, write_json
 from rl.tasks import read_lines, reserved
 from stl.world import Task
 
 TOKENS = ("uncached", "cached", "output")  # as they are billed: input not seen lately, input seen lately, output
 OURS = (400, 413, 422)  # statuses for a request that cannot be answered as it is, such as one that is too long
 FATAL = (401, 402, 403, 404)  # key, money, rights, address: every other request would be answered the same way
-MOST_TOKENS = 1e9  # of one answer; a larger figure is none
 LONGEST_PAUSE = 60.0  # seconds between two attempts, unless the server asks for more
 
 
@@ -48,7 +46,7 @@ class TeacherError(ValueError):
 
 class Journal:
     """A file of JSON lines that one process appends to, synced line by line. A last line that a kill cut is dropped.
-    Each must have `keys`, and one with an answer its tokens, or UsageError says where not."""
+    UsageError says where a line lacks one of `keys`."""
 
     def __init__(self, path: Path, *keys: str):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +57,7 @@ class Journal:
             raise TeacherError(f"{path}: another process writes it; wait for it, or name another file") from None
         self.file.seek(0)
         self.file.truncate(self.file.read().rfind(b"\n") + 1)
-        self.rows = [row for row, _ in read_lines(path, partial(check_row, keys))]
+        self.rows = [row for row, _ in read_lines(path, itemgetter(*keys))]
 
     def append(self, row: dict) -> None:
         self.file.write(json.dumps(row).encode() + b"\n")
@@ -69,14 +67,6 @@ class Journal:
 
     def close(self) -> None:
         self.file.close()
-
-
-def check_row(keys: tuple[str, ...], row: dict) -> None:
-    """Raise KeyError or ValueError for a line that no Journal wrote."""
-    itemgetter(*keys)(row)
-    tokens = row["tokens"] if "message" in row or "messages" in row else dict.fromkeys(TOKENS, 0)
-    if not isinstance(tokens, dict) or any(type(tokens.get(kind)) is not int or tokens[kind] < 0 for kind in TOKENS):
-        raise ValueError(f"tokens = {tokens!r:.80}: must be whole numbers of {', '.join(TOKENS)}, from 0 on")
 
 
 class Teacher:
@@ -99,8 +89,7 @@ class Teacher:
         if config.teacher_max_cost and not any(config.teacher_prices):
             raise TeacherError("teacher_max_cost: is a limit on money, so give teacher_prices too")
         self.journal = Journal(path, "key", "task")
-        self.answers = {row["key"]: row | {"message": each_text(row["message"], clean)}
-                        for row in self.journal.rows if "message" in row}
+        self.answers = {row["key"]: row for row in self.journal.rows if "message" in row}
         self.spent = Counter(dict.fromkeys(TOKENS, 0))  # all that was answered, in the journal's whole life
         for answer in self.answers.values():
             self.spent.update(answer["tokens"])
@@ -198,8 +187,7 @@ class Teacher:
         if status in FATAL or status in OURS and not self.answers:
             self.stop = self.stop or f"the endpoint refuses to answer ({reason})"
         elif status in OURS:  # this conversation cannot go on, others can
-            episode.messages.append({"role": "error", "content": reason})
-            episode.end("error")
+            fail(episode, reason)
         return status in FATAL + OURS
 
     def _stopped(self) -> str:
@@ -225,45 +213,40 @@ class Teacher:
 
     def bill(self, episodes: list[Episode]) -> tuple[str, dict]:
         """What `episodes` cost: a table by level, and the sums for JSON."""
-        tally = Tally({"level": e.task.level or "none", "success": e.reward > 0, "turns": e.turns,
-                       "tokens": self.usage[e.task.id, e.sample]} for e in episodes)
-        used, prices = tally.all(), self.config.teacher_prices
-        return tally.table(prices), {kind: used[kind] for kind in TOKENS} | {"dollars": cost(used, prices)}
+        levels = tally({"level": e.task.level or "none", "success": e.reward > 0, "turns": e.turns,
+                        "tokens": self.usage[e.task.id, e.sample]} for e in episodes)
+        used, prices = levels["all"], self.config.teacher_prices
+        return bill_table(levels, prices), {kind: used[kind] for kind in TOKENS} | {"dollars": cost(used, prices)}
 
 
-class Tally:
-    """Conversations, successes, turns and tokens by level, of records as `record` makes them."""
+def tally(rows: Iterable[dict]) -> dict[str, Counter]:
+    """Conversations, successes, turns and tokens by level, and of "all", from records as `record` makes them."""
+    levels: dict[str, Counter] = {}
+    for row in rows:
+        counts = {"conversations": 1, "successes": int(row["success"]), "turns": row["turns"]} | row["tokens"]
+        for name in (row["level"], "all"):
+            levels.setdefault(name, Counter()).update(counts)
+    return dict(sorted(levels.items(), key=lambda item: (item[0] == "all", item[0]))) or {"all": Counter()}
 
-    def __init__(self, rows: Iterable[dict] = ()):
-        self.levels: dict[str, Counter] = {}
-        for row in rows:
-            self.add(row)
 
-    def add(self, row: dict) -> None:
-        own = self.levels.setdefault(row["level"], Counter(dict.fromkeys(TOKENS, 0)))
-        own.update({"conversations": 1, "successes": int(row["success"]), "turns": row["turns"]} | row["tokens"])
+def bill_line(levels: dict[str, Counter], prices: tuple[float, float, float]) -> str:
+    """Success by level, tokens and money so far."""
+    solved = " ".join(f"{name} {own['successes']}/{own['conversations']}" for name, own in levels.items())
+    used = "+".join(f"{levels['all'][kind] / 1e6:.2f}M" for kind in TOKENS)
+    return f"{solved}, {used} tokens" + (f", ${cost(levels['all'], prices):.2f}" if any(prices) else "")
 
-    def all(self) -> Counter:
-        return sum(self.levels.values(), Counter())
 
-    def line(self, prices: tuple[float, float, float]) -> str:
-        """Success by level, tokens and money so far."""
-        levels = " ".join(f"{name} {own['successes']}/{own['conversations']}" for name, own in
-                          sorted(self.levels.items()))
-        used = "+".join(f"{self.all()[kind] / 1e6:.2f}M" for kind in TOKENS)
-        return f"{levels}, {used} tokens" + (f", ${cost(self.all(), prices):.2f}" if any(prices) else "")
-
-    def table(self, prices: tuple[float, float, float]) -> str:
-        """The same with the turns of a conversation, a row per level. Retried requests are not in it."""
-        lines = [["level", "tasks", "solved", "success", "turns", *TOKENS, "dollars"]]
-        for name, own in [*sorted(self.levels.items()), ("all", self.all())]:
-            n = own["conversations"] or 1
-            lines.append([name, str(own["conversations"]), str(own["successes"]), f"{own['successes'] / n:.2f}",
-                          f"{own['turns'] / n:.1f}", *(f"{own[kind]:,}" for kind in TOKENS),
-                          f"{cost(own, prices):.2f}" if any(prices) else "-"])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-                         for line in lines)
+def bill_table(levels: dict[str, Counter], prices: tuple[float, float, float]) -> str:
+    """The same with the turns of a conversation, a row per level. Retried requests are not in it."""
+    heads = "".join(f"{kind:>14}" for kind in TOKENS)
+    lines = [f"{'level':>5}{'tasks':>7}{'solved':>8}{'success':>9}{'turns':>7}{heads}{'dollars':>10}"]
+    for name, own in levels.items():
+        n = own["conversations"] or 1
+        tokens = "".join(f"{own[kind]:14,}" for kind in TOKENS)
+        dollars = f"{cost(own, prices):.2f}" if any(prices) else "-"
+        lines.append(f"{name:>5}{own['conversations']:7}{own['successes']:8}{own['successes'] / n:9.2f}"
+                     f"{own['turns'] / n:7.1f}{tokens}{dollars:>10}")
+    return "\n".join(lines)
 
 
 def cost(tokens: Counter, prices: tuple[float, float, float]) -> float:
@@ -293,7 +276,7 @@ def read_completion(data) -> dict:
         thoughts = {"reasoning_content": thoughts.strip().removeprefix("<think>").strip()} if closed else {}
         functions = [(call.get("id"), call["function"]) for call in said.get("tool_calls") or ()]
         calls = [{"type": "function", "id": str(name or f"call_{i}"),
-                  "function": {"name": str(function["name"]), "arguments": as_json(function.get("arguments") or "{}")}}
+                  "function": {"name": str(function["name"]), "arguments": as_json(function.get("arguments") or {})}}
                  for i, (name, function) in enumerate(functions)]
         message = {"role": "assistant", "content": content.strip() if closed else content} | thoughts | (
             {"tool_calls": calls} if calls else {})
@@ -304,40 +287,29 @@ def read_completion(data) -> dict:
 
 
 def as_json(arguments: object) -> str:
-    """A call's arguments as the text that they should be; "" for an object that is nested too deep to be read."""
-    try:
-        return arguments if isinstance(arguments, str) else json.dumps(each_text(arguments, clean))
-    except RecursionError:
-        return ""
+    """A call's arguments as the text that they should be."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def read_usage(usage: object) -> dict[str, int]:
-    """Token counts by TOKENS. Figures of servers are not trusted: what is no number from 0 on counts as 0, which is
-    said once, and no more of the input is cached than there is."""
+    """Token counts by TOKENS. What is no whole number from 0 on counts as 0, which is said once; no more of the input
+    is cached than there is."""
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    given = count_tokens(usage.get("prompt_tokens"))
-    cached = min(given, count_tokens(cached or usage.get("prompt_cache_hit_tokens") or 0))
-    return dict(zip(TOKENS, (given - cached, cached, count_tokens(usage.get("completion_tokens"))), strict=True))
+    told = [usage.get("prompt_tokens"), usage.get("completion_tokens"),
+            cached or usage.get("prompt_cache_hit_tokens") or 0]
+    given, output, cached = counts = [figure if isinstance(figure, int) and figure >= 0 else 0 for figure in told]
+    if counts != told:
+        warn_of_usage()
+    cached = min(given, cached)
+    return dict(zip(TOKENS, (given - cached, cached, output), strict=True))
 
 
-def count_tokens(figure: object) -> int:
-    """A server's figure as a number of tokens, 0 if it is none."""
-    try:
-        count = float(figure)
-    except (TypeError, ValueError, OverflowError):
-        count = math.nan
-    if 0 <= count < MOST_TOKENS:
-        return int(count)
-    say_once("warning: the endpoint does not always tell in numbers how many tokens it used; what it does not tell "
-             "counts as 0, in the bill and for the limits")
-    return 0
-
-
-@cache
-def say_once(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)
+@cache  # once
+def warn_of_usage() -> None:
+    tqdm.write("warning: the endpoint does not always tell how many tokens it used; what it does not tell counts as 0, "
+               "in the bill and for the limits", file=sys.stderr)
 
 
 def read_call(call: dict) -> Call:
@@ -349,12 +321,11 @@ def read_call(call: dict) -> Call:
 def sendable(message: dict) -> dict:
     """`message` as part of a history: many servers refuse one in which a call's arguments are not JSON, or that has
     thoughts."""
-    message = {key: value for key, value in message.items() if key != "reasoning_content"}
-    if not any(read_call(call).error for call in message.get("tool_calls", ())):
-        return message
-    calls = [call | {"function": call["function"] | ({"arguments": "{}"} if read_call(call).error else {})}
-             for call in message["tool_calls"]]
-    return message | {"tool_calls": calls}
+    sent = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if "tool_calls" in sent:
+        sent["tool_calls"] = [call | {"function": call["function"] | {"arguments": "{}"}} if read_call(call).error else
+                              call for call in sent["tool_calls"]]
+    return sent
 
 
 def take_turn(episode: Episode, answer: dict, config: Config) -> None:
@@ -390,16 +361,14 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
     for digest in wanted.keys() & taken.keys():
         raise TeacherError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
                            "nothing may be learnt from them here; a teacher is measured by eval.py --policy api")
-    with closing(Journal(path, "hash", "level", "success", "turns", "messages", "task")) as file:
+    with closing(Journal(path, "hash", "level", "success", "turns", "tokens", "messages", "task")) as file:
         manifest, prices = begin_manifest(path, name, config), config.teacher_prices
-        done, tally = {row["hash"] for row in file.rows}, Tally(file.rows)
+        done = {row["hash"] for row in file.rows}
         rest = [task for digest, task in wanted.items() if digest not in done]
 
         def keep(episode: Episode) -> None:
-            row = record(episode, name, config, policy)
-            file.append(row)
-            tally.add(row)
-            bar.set_postfix_str(tally.line(prices), refresh=False)
+            file.append(record(episode, name, config, policy))
+            bar.set_postfix_str(bill_line(tally(file.rows), prices), refresh=False)
             bar.update()
 
         try:
@@ -409,8 +378,8 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
             rows = sorted(file.rows, key=lambda row: order.get(row["hash"], len(order)))
             write_file(path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
         finally:
-            end_manifest(path, manifest, tally, file.rows, policy, len(wanted))
-            print(tally.table(prices))
+            end_manifest(path, manifest, file.rows, policy, len(wanted))
+            print(bill_table(tally(file.rows), prices))
     print(f"{path}: {len(rows)} conversations, {path.stat().st_size / 1e6:.1f} MB; see {path.stem}.manifest.json")
 
 
@@ -420,7 +389,7 @@ def begin_manifest(path: Path, name: str, config: Config) -> dict:
               "max_turn_calls", *(("teacher_model", "teacher_url", "teacher_extra") if name == "api" else ()))
     settings = {"policy": name} | {field: getattr(config, field) for field in fields}
     file = path.with_suffix(".manifest.json")
-    manifest = json.loads(file.read_bytes()) if file.exists() else {"settings": settings}
+    manifest = read_json(file) if file.exists() else {"settings": settings}
     for key, value in settings.items():
         if (old := manifest["settings"].get(key)) != value:
             raise TeacherError(f"{path}: was begun with {key} = {old!r}, not {value!r}; name another file")
@@ -428,14 +397,16 @@ def begin_manifest(path: Path, name: str, config: Config) -> dict:
     return manifest
 
 
-def end_manifest(path: Path, manifest: dict, tally: Tally, rows: list[dict], policy, wanted: int) -> None:
+def end_manifest(path: Path, manifest: dict, rows: list[dict], policy, wanted: int) -> None:
     """Complete the manifest: counts, and the bill, in which answers to unfinished conversations stand too."""
-    tokens, prices, requests = tally.all(), (0.0, 0.0, 0.0), {}
+    levels = tally(rows)
+    total = levels.pop("all")
+    tokens, prices, requests = total, (0.0, 0.0, 0.0), {}
     if isinstance(policy, Teacher):
         tokens, prices, requests = policy.spent, policy.config.teacher_prices, policy.counts()
     write_json(path.with_suffix(".manifest.json"), manifest | {
-        "tasks": wanted, "conversations": len(rows), "successes": tally.all()["successes"],
-        "endings": dict(Counter(row["ending"] for row in rows)), "levels": dict(sorted(tally.levels.items())),
+        "tasks": wanted, "conversations": len(rows), "successes": total["successes"],
+        "endings": dict(Counter(row["ending"] for row in rows)), "levels": levels,
         "tokens": {kind: tokens[kind] for kind in TOKENS}, "dollars": cost(tokens, prices),
         "dollars_per_million_tokens": dict(zip(TOKENS, prices, strict=True)), **requests})
 
