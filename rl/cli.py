@@ -75,16 +75,13 @@ def run_script(name: str, work: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print(f"\n{name}: interrupted", file=sys.stderr)
         return 1
-    except EnvFault as error:
-        print(f"{name}: {printable(str(error)).replace(chr(10), ' ')}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
+    except (EnvFault, ValueError, OSError) as error:
         if type(error) is ValueError:
             raise
         print(f"{name}: {printable(str(error)).replace(chr(10), ' ')}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, EnvFault) else 2
     return 0
 
 

@@ -22,11 +22,8 @@ def fetch(name: str | Path) -> Path:
     what, remedy = f"model = {str(name)!r}", "download the model to a folder, and say --model=FOLDER"
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)):
         raise ConfigError(f"{what}: there is no such folder; {remedy}")
-    try:
-        from huggingface_hub import HfApi, constants, snapshot_download
-    except ImportError:
-        raise ConfigError(f"{what}: there is no such folder, and to fetch it from the Hugging Face hub takes `pip "
-                          f"install huggingface_hub`; or {remedy}") from None
+    from huggingface_hub import HfApi, constants, snapshot_download  # comes with transformers
+
     try:
         folder = Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
         if whole(folder):

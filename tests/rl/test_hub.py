@@ -210,12 +210,6 @@ def test_the_real_client_offline(tmp_path):
     assert "cannot be fetched from the Hugging Face hub" in said and "offline" in said
 
 
-def test_no_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match="pip install huggingface_hub"):
-        fetch(NAME)
-
-
 def test_disk_and_memory_are_looked_at_first(hub, monkeypatch):
     own = hub()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30 + 7349))
