@@ -10,19 +10,19 @@ Stop it at any time, even with kill -9: the same command goes on where it was. A
 keeps the demonstrations and tasks that were made, and may be deleted: what is needed is made again.
 """
 import math
+import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while all this is imported: no traceback
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from model.checkpoint import save_adapter, save_folder
@@ -35,7 +35,7 @@ from rl.env import EnvFault
 from rl.episode import Episode
 from rl.grpo import advantages
 from rl.learner import Learner, sampler_logprobs
-from rl.ledger import Ledger, against_plan, flops
+from rl.ledger import Clock, Ledger, against_plan, flops
 from rl.lessons import file_digest, lessons, sft_batch
 from rl.plan import show_plan
 from rl.policy import Policy, check_machine, check_prompts, resume_policy
@@ -60,56 +60,21 @@ def main(argv: list[str] | None = None) -> int:
 
     def work() -> None:
         config = load_config(args.config, overrides)
-        if args.dry_run:
+        if args.dry_run and os.environ.get("RANK", "0") == "0":  # with torchrun, one process goes the way alone
             dry_run(config, train)
-        elif args.plan:
-            dist.start("cpu")  # with torchrun: a plan for all ranks, printed once
+        dist.start("cpu" if args.dry_run or args.plan else config.device)
+        if args.dry_run or args.plan:
             show_plan(config)
-            dist.stop()
         else:
             train(config, args.new, args.force)
-            dist.stop()
+        dist.stop()
 
     return cli.run_script("train.py", work)
 
 
-def stop(*_) -> None:
-    """A spot machine's warning: end as by Ctrl-C, and in 20 s at the latest. What has its name on the disk is whole."""
-    set_alarm()
-    raise KeyboardInterrupt
-
-
-def set_alarm() -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(20)  # nothing handles it, so it ends the process even in the middle of a kernel
-
-
-@contextmanager
-def held_back(came: list[int]) -> Iterator[None]:
-    """SIGTERM does not interrupt what is done inside, but is entered in `came`: who asked for this ends soon."""
-    def enter(number: int, _) -> None:
-        set_alarm()
-        came.append(number)
-
-    before = signal.signal(signal.SIGTERM, enter)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def train(config: Config, new: bool = False, force: bool = False) -> None:
     """Go through the stages of `config` in its run folder, from wherever the last process left it."""
-    dist.start(config.device)
-    if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
-        raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
-                          "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
-    begun = latest_checkpoint(run_folder(config, new=new)) is not None  # then its checkpoints have what it began with
-    model = check_machine(replace(config, adapter="") if begun else config, config.model)
-    if not begun:
-        first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
-        tasks = held_out(config.eval_mix, config.env) + first * bool(config.steps)
-        check_prompts(config, open_chat(config, model), tasks)
+    model = check(config, begun=latest_checkpoint(run_folder(config, new=new)) is not None)
     run = dist.shared(Run, lambda: Run.open(config, new=new, force=force))  # a mistake so far leaves no folder
     folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
@@ -139,72 +104,64 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
         run.close()
 
 
+def check(config: Config, begun: bool) -> Path | None:
+    """Look for a user's mistakes before anything is written; returns the local folder of config.model. ConfigError.
+
+    Of a run that has `begun`, the checkpoints have the adapter that it started from, and its prompts had room.
+    """
+    if dist.ranks() > 1 and config.sampler == "vllm" and config.model and config.sft_file and config.steps:
+        raise ConfigError("sft_file: vLLM's engine cannot be ended for a second one beside other ranks; with several "
+                          "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
+    model = check_machine(replace(config, adapter="") if begun else config, config.model)
+    if not begun:
+        first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
+        tasks = held_out(config.eval_mix, config.env) + first * bool(config.steps)
+        check_prompts(config, open_chat(config, model), tasks)
+    return model
+
+
 # ------------------------------------------------------------------------------------------------------- imitation
 
 
 def imitate(config: Config, run: Run, ledger: Ledger) -> None:
     """The supervised stage: all weights of a random model, or an adapter over config.model, learn conversations."""
-    last, asked = run.latest("sft"), [config.sft_steps, config.sft_epochs]
-    over = last is not None and last.state["stopped"] and not any(  # --force may ask for more than it was ended with
-        now > then for now, then in zip(asked, last.state["asked"], strict=True))
     if run.latest("grpo"):
-        if not over:
-            print(f"{run.folder}: imitates no further, as GRPO has begun; for more of it give --new")
+        print(f"{run.folder}: the imitation is over, as GRPO has begun")
         return
-    if over and all(measured(run, "sft", last.step, t) for t in (config.temperature, 0.0)):
-        return
-    tasks = held_out(config.eval_mix, config.env)
+    last, tasks = run.latest("sft"), held_out(config.eval_mix, config.env)
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
-    run.rewind("sft", last.step if last else 0)
-    state = {"data": digest, "asked": asked}
-    step = last.step if over else learn(config, policy, run, ledger, tasks, last, state)
-    for temperature in (config.temperature, 0.0):
-        measure_sft(policy, run, ledger, tasks, step, temperature)
-    if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
-        policy.close()
-
-
-def learn(config: Config, policy: Policy, run: Run, ledger: Ledger, tasks: list, last: Checkpoint | None, state: dict
-          ) -> int:
-    """The supervised steps after the checkpoint `last`; returns the last one's number. `state` goes with each
-    checkpoint."""
-    optimizer = sft_optimizer(config, policy)
-    learner = Learner(policy.model, trained(policy), optimizer, config, config.device, policy.chat.size)
+    learner = begin(config, policy, sft_optimizer(config, policy), last)
     step = last.step if last else 0
-    if last:
-        optimizer.load(last.tensors("optimizer"))
-
-    def done() -> bool:
-        return due(config, step) and enough(
-            config, run, measure_sft(policy, run, ledger, tasks, step, config.temperature))
-
+    run.rewind("sft", step)
     data, kept_back = lessons(config, policy, tasks)
     total = config.sft_steps or max(1, config.sft_epochs * len(data) // config.sft_batch)
     policy.sampler.release()  # the trainer has the device first
+
+    def measure(temperature: float) -> float:
+        return evaluate(policy, run, ledger, tasks, "sft", step, temperature)
+
     saved, came = time.monotonic(), []
-    stopped = last is not None and not last.state["stopped"] and done()  # a measurement that an interruption has cost
     with tqdm(total=total, initial=step, desc="imitation", unit="step") as bar:
-        while not stopped and step < total:
+        while step < total and not (due(config, step) and enough(config, run, measure(config.temperature))):
             with held_back(came):
                 row = sft_step(config, policy, learner, kept_back, sft_batch(config, data, step), step + 1, total)
                 step += 1
                 run.log(row)
-                ledger.enter({"trained": row["tokens"]}, {"imitation": row["time"]["seconds"]}, write=False)
+                ledger.enter({"trained": row["tokens"]}, {"imitation": row["time"]["seconds"]})
                 bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
                 bar.update()
-                ends, waited = dist.on_first(lambda then=saved: (bool(came), time.monotonic() - then))
-                if ends or step == total or due(config, step) or waited > config.checkpoint_seconds:
-                    run.save("sft", step, {"optimizer": optimizer.tensors()}, state | {"stopped": False},
-                             lambda folder: save_model(policy, folder))
-                    ledger.enter({}, {})
+                if step == total or due(config, step) or dist.on_first(
+                        lambda since=saved: bool(came) or time.monotonic() - since > config.checkpoint_seconds):
+                    save(run, policy, learner, "sft", step, {"data": digest})
                     saved = time.monotonic()
             if dist.on_first(lambda: bool(came)):
                 raise KeyboardInterrupt
-            stopped = step < total and done()
-    run.amend("sft", stopped=True)
-    return step
+    for temperature in (config.temperature, 0.0):
+        measure(temperature)
+    if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
+        policy.close()
 
 
 def due(config: Config, step: int) -> bool:
@@ -232,31 +189,11 @@ def mean_loss(policy: Policy, learner: Learner, episodes: list[Episode]) -> floa
     return -sum(loss for loss, _ in sums) / max(1, sum(tokens for _, tokens in sums))
 
 
-def measure_sft(policy: Policy, run: Run, ledger: Ledger, tasks: list, step: int, temperature: float) -> float:
-    """Held-out success of the weights as they are after `step`."""
-    if policy.sampler.version != step:
-        policy.sampler.load(step)
-    return evaluate(policy, run, ledger, tasks, "sft", step, temperature)
-
-
 def enough(config: Config, run: Run, success: float) -> bool:
     """Whether to stop early: held-out success is reached, or the held-out loss has not fallen for too long."""
     losses = [row["held_out_loss"] for row in run.rows("sft") if "held_out_loss" in row]
     patience = config.sft_patience
     return success >= config.sft_stop or bool(patience) and len(losses) > patience + losses.index(min(losses))
-
-
-def trained(policy: Policy) -> list[torch.Tensor]:
-    return policy.adapter.parameters() if policy.adapter else list(policy.model.parameters())
-
-
-def save_model(policy: Policy, folder: Path) -> None:
-    """What has been learnt: an adapter in PEFT's format, or a model folder with weights, config.json and tokenizer."""
-    if policy.adapter:
-        save_adapter(policy.adapter, folder, policy.base)
-        return
-    save_folder(policy.model, folder)
-    policy.chat.save(folder)
 
 
 def sft_optimizer(config: Config, policy: Policy) -> AdamW | Chain:
@@ -265,7 +202,7 @@ def sft_optimizer(config: Config, policy: Policy) -> AdamW | Chain:
         return AdamW(params, config.sft_lr, config.betas, weight_decay=0.0)
 
     if config.sft_optimizer == "adamw":
-        return adamw(trained(policy))
+        return adamw(policy.trained())
     named = dict(policy.model.named_parameters())
     inside = {name: p for name, p in named.items() if name.startswith("layers.") and p.ndim == 2}
     rest = [p for name, p in named.items() if name not in inside]
@@ -283,13 +220,11 @@ def rate(config: Config, step: int, total: int) -> float:
 
 def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     """GRPO: sample groups of episodes, grade them exactly, move the adapter towards what beat its group's mean."""
-    base, last = run.latest("sft"), run.latest("grpo")
-    policy = resume_policy(config, base, last, adapter=True)
-    optimizer = AdamW(policy.adapter.parameters(), config.lr, config.betas, weight_decay=config.weight_decay)
-    learner = Learner(policy.model, policy.adapter.parameters(), optimizer, config, config.device, policy.chat.size)
+    last = run.latest("grpo")
+    policy = resume_policy(config, run.latest("sft"), last, adapter=True)
+    optimizer = AdamW(policy.trained(), config.lr, config.betas, weight_decay=config.weight_decay)
+    learner = begin(config, policy, optimizer, last)
     step = begun = last.step if last else 0
-    if last:
-        optimizer.load(last.tensors("optimizer"))
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
     saving: dict[str, float] = {}
@@ -306,13 +241,13 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
             row["time"] |= saving  # of the checkpoint before
             run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
             with (clock := Clock())("checkpoint"):
-                run.save("grpo", step, {"optimizer": optimizer.tensors()}, {},
-                         lambda folder: save_adapter(policy.adapter, folder, policy.base))
+                save(run, policy, learner, "grpo", step, {})
             saving, row["time"] = clock.seconds, row["time"] | clock.seconds
-            bar.write(f"{step_line(row)}\n{ledger.step(row)}")
+            bar.write(f"{report.step_line(row)}\n{ledger.step(row)}")
             if "memory" in row and step == begun + 1:
                 bar.write(against_plan(config, policy.model.config, row["memory"]))
-            warn_of_mismatch(config, row, bar.write)
+            if warning := report.mismatch_warning(row, config.mismatch_bound):
+                bar.write(warning)
             bar.update()
     evaluate(policy, run, ledger, tasks, "grpo", step, 0.0)
 
@@ -327,7 +262,7 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
             check_errors(episodes)  # before they are kept: once the grader is mended, they are made again
             run.write_episodes(step, episodes)
     kept = accepted(config, episodes)
-    batches = [[e for group in part for e in group] for part in split(kept, config, step)]
+    batches = split(kept, config, step)
     gains = [advantages_of(batch, config) for batch in batches]
     with clock("handover"):
         policy.upload()
@@ -351,8 +286,10 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
 
 
 def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int) -> list[Episode]:
-    """The step's episodes, group after group in the order in which their tasks were drawn. Which tasks may be drawn
-    depends on (seed, step) alone: dynamic sampling has max_drawn for each step, and passes over those it does not need.
+    """The step's episodes, group after group in the order in which their tasks were drawn.
+
+    Dynamic sampling goes on, round by round, until enough groups are mixed or max_drawn tasks are used up. Which tasks
+    may be drawn depends on (seed, step) alone: each step has its own max_drawn, and passes over those it does not need.
     """
     tasks = stream.batch(step - 1, config.max_drawn if config.dynamic_sampling else config.tasks_per_step)
     episodes, drawn, more = [], 0, config.tasks_per_step
@@ -361,16 +298,10 @@ def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int)
             episodes += policy.play(tasks[:drawn + more], config.samples, (config.seed, "grpo", step),
                                     progress=lambda e, bar=bar: bar.update(), first=drawn)
         drawn += more
-        more = how_many_more(config, len(accepted(config, episodes)), drawn)
+        found = len(accepted(config, episodes))  # by whose share the next round is as large as it will have to be
+        more = math.ceil((config.tasks_per_step - found) * drawn / max(found, 1))
+        more = min(more, config.tasks_per_step, len(tasks) - drawn)
     return episodes
-
-
-def how_many_more(config: Config, mixed: int, drawn: int) -> int:
-    """Tasks of the next round of dynamic sampling, by the share of mixed groups so far; 0 ends it."""
-    missing = config.tasks_per_step - mixed
-    if not config.dynamic_sampling or not missing:
-        return 0
-    return min(math.ceil(missing * drawn / max(mixed, 1)), config.tasks_per_step, config.max_drawn - drawn)
 
 
 def accepted(config: Config, episodes: list[Episode]) -> list[list[Episode]]:
@@ -394,10 +325,10 @@ def old_logprobs(config: Config, learner: Learner, batches: list[list[Episode]],
     return [None] * skip + [learner.old_logprobs(*pair) for pair in list(zip(batches, gains, strict=True))[skip:]]
 
 
-def split(groups: list[list[Episode]], config: Config, step: int) -> list[list[list[Episode]]]:
-    """The step's groups, shuffled and dealt into the optimizer batches; a group stays whole."""
+def split(groups: list[list[Episode]], config: Config, step: int) -> list[list[Episode]]:
+    """The episodes of the step's groups, shuffled and dealt into the optimizer batches; a group stays whole."""
     order = np.random.default_rng((config.seed, step)).permutation(len(groups))
-    return [[groups[i] for i in part] for part in np.array_split(order, config.optimizer_steps)]
+    return [[episode for i in part for episode in groups[i]] for part in np.array_split(order, config.optimizer_steps)]
 
 
 def advantages_of(batch: list[Episode], config: Config) -> list[float]:
@@ -419,87 +350,68 @@ def check_errors(episodes: list[Episode]) -> None:
 # ------------------------------------------------------------------------------------------------------------ both
 
 
+def begin(config: Config, policy: Policy, optimizer: AdamW | Chain, last: Checkpoint | None) -> Learner:
+    """The learner of a stage, with the optimizer's state of its last checkpoint."""
+    if last:
+        optimizer.load(last.tensors("optimizer"))
+    return Learner(policy.model, policy.trained(), optimizer, config, config.device, policy.chat.size)
+
+
+def save(run: Run, policy: Policy, learner: Learner, stage: str, step: int, state: dict) -> None:
+    """A checkpoint: what has been learnt, and all that the stage needs to go on to the bit."""
+    def fill(folder: Path) -> None:
+        if policy.adapter:  # in PEFT's format
+            save_adapter(policy.adapter, folder, policy.base)
+        else:  # a model folder with weights, config.json and tokenizer
+            save_folder(policy.model, folder)
+            policy.chat.save(folder)
+
+    run.save(stage, step, {"optimizer": learner.optimizer.tensors()}, state, fill)
+
+
 def evaluate(policy: Policy, run: Run, ledger: Ledger, tasks: list, stage: str, step: int, temperature: float
              ) -> float:
-    """Held-out success, one episode a task, unless it is in the log already.
+    """Held-out success of the weights after `step`, one episode a task, unless it is in the log already.
 
     Training does not notice: no weight changes, and an episode's random numbers are its own.
     """
-    row = measured(run, stage, step, temperature)
+    asked = {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
+    row = next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
     if row is None:
-        began, row = time.monotonic(), {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
+        began = time.monotonic()
+        if policy.sampler.version != step:  # imitation does not hand over each step's weights
+            policy.sampler.load(step)
         with tqdm(total=len(tasks), desc="held-out", leave=False) as bar:
             episodes = policy.play(tasks, 1, ("eval",), temperature, progress=lambda episode: bar.update())
         check_errors(episodes)  # before they are counted
-        row |= report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
+        row = asked | report.summarize(episodes) | policy.traffic() | {"time": {"seconds": time.monotonic() - began}}
         run.log(row)
         ledger.enter({}, {"evaluate": row["time"]["seconds"]})
-        tqdm.write(eval_line(row))
+        tqdm.write(report.eval_line(row))
     return row["success"]
 
 
-def measured(run: Run, stage: str, step: int, temperature: float) -> dict | None:
-    """The row of the log that evaluate wrote, if it did."""
-    asked = {"of": stage, "step": step, "temperature": temperature}
-    return next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
+def stop(*_) -> None:
+    """SIGTERM, a spot machine's warning: end as by Ctrl-C, and in 20 s at the latest. What has its name on the disk is
+    whole."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(20)  # nothing handles it, so it ends the process even in the middle of a kernel
+    raise KeyboardInterrupt
 
 
-def warn_of_mismatch(config: Config, row: dict, say) -> None:
-    """Say so if sampler and trainer are not the same policy within the bound that is set."""
-    worst = max((stats.get("mismatch_mean", 0.0) for stats in row["learner"]), default=0.0)
-    if not worst <= config.mismatch_bound:
-        say(f"warning: log-probs of sampler and trainer differ by {worst:.3g} on average, more than mismatch_bound "
-            f"({config.mismatch_bound:g}); the gradient is corrected for up to importance_cap only")
+@contextmanager
+def held_back(came: list[bool]) -> Iterator[None]:
+    """SIGTERM does not interrupt what is done inside, but is entered in `came`: who asked for this ends soon."""
+    def enter(*_) -> None:
+        with suppress(KeyboardInterrupt):
+            stop()
+        came.append(True)
 
-
-def step_line(row: dict) -> str:
-    """A GRPO step in one line."""
-    def mean(key: str, form: str = ".3f") -> str:
-        values = [stats[key] for stats in row["learner"] if key in stats]
-        return format(sum(values) / len(values), form) if values else "-"
-
-    levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
-    endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
-    seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
-    kept = f"{sum(row['kept'].values())} of {row['tasks']} groups kept  " if "kept" in row else ""
-    update = (f"entropy {mean('entropy')}  clipped {mean('clip_low')}/{mean('clip_high')}  "
-              f"mismatch {mean('mismatch_mean', '.1e')}") if mean("entropy") != "-" else "no mixed group, no update"
-    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}"
-            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  {update}  {seconds}")
-
-
-def eval_line(row: dict) -> str:
-    manner = "greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}"
-    low, high = row["interval"]
-    return (f"held-out after {row['of']} step {row['step']}, {manner}: {row['success']:.3f} of {row['tasks']} tasks "
-            f"(95% interval {low:.2f}-{high:.2f})")
-
-
-class Clock:
-    """Seconds spent in named phases, and on a GPU the most bytes that were allocated in each."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-        self.peaks: dict[str, int] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        began = time.monotonic()
-        if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+    before = signal.signal(signal.SIGTERM, enter)
+    try:
         yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-            self.peaks[phase] = max(self.peaks.get(phase, 0), torch.cuda.max_memory_allocated())
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
-
-    def figures(self) -> dict[str, dict]:
-        """For a row of the log: the seconds as a mean over the ranks, so that they add up to the step's; the most bytes
-        of any rank."""
-        ranks = dist.gather([(self.seconds, self.peaks)])
-        seconds = {phase: sum(times[phase] for times, _ in ranks) / len(ranks) for phase in self.seconds}
-        peaks = {phase: max(most[phase] for _, most in ranks) for phase in self.peaks}
-        return {"time": seconds} | ({"memory": peaks} if peaks else {})
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -88,12 +88,10 @@ def go(config: Config) -> Path:
 
 
 def copy_checkpoint(folder: Path, target: Path) -> None:
-    """Begin a run folder with the last supervised checkpoint of another, as if its stage had not ended there."""
+    """Begin a run folder with the last supervised checkpoint of another."""
     last = latest_checkpoint(folder, "sft")
-    copy = target / "checkpoints" / last.folder.name
     if not target.exists():
-        shutil.copytree(last.folder, copy)
-        (copy / "state.json").write_text(json.dumps(last.state | {"stopped": False}))
+        shutil.copytree(last.folder, target / "checkpoints" / last.folder.name)
 
 
 def seconds(rows: list[dict]) -> float:

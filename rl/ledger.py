@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from model import budget, ops
 from model.qwen import ModelConfig
@@ -41,10 +44,37 @@ def against_plan(config: Config, shape: ModelConfig, peaks: dict[str, int]) -> s
         for phase, size in sizes.items() if phase in peaks)
 
 
+class Clock:
+    """Seconds spent in named phases, and on a GPU the most bytes that were allocated in each."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            self.peaks[phase] = max(self.peaks.get(phase, 0), torch.cuda.max_memory_allocated())
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+    def figures(self) -> dict[str, dict]:
+        """For a row of the log: the seconds as a mean over the ranks, so that they add up to the step's; the most bytes
+        of any rank."""
+        ranks = dist.gather([(self.seconds, self.peaks)])
+        seconds = {phase: sum(times[phase] for times, _ in ranks) / len(ranks) for phase in self.seconds}
+        peaks = {phase: max(most[phase] for _, most in ranks) for phase in self.peaks}
+        return {"time": seconds} | ({"memory": peaks} if peaks else {})
+
+
 class Ledger:
     """Sums over all processes of a run and both its stages, in its cost.json: what has been paid for, work that was
-    lost and done again too. A process that is killed has not entered what it did since its last step of GRPO,
-    measurement or checkpoint. "sampled" and "trained" are tokens; the former and "flops" are of GRPO, its measurements
+    lost and done again too. A process that is killed has not entered what it did since its last step or measurement.
+    "sampled" and "trained" are tokens; the former and "flops" are of GRPO, its measurements
     left out."""
 
     def __init__(self, folder: Path, config: Config):
@@ -52,7 +82,7 @@ class Ledger:
         self.sums = {"seconds": 0.0, "money": 0.0, "sampled": 0, "trained": 0, "flops": {}, "phases": {}} | (
             read_json(self.path) if self.path.exists() else {})
 
-    def enter(self, row: dict, phases: dict[str, float], write: bool = True) -> None:
+    def enter(self, row: dict, phases: dict[str, float]) -> None:
         """Add a row of the metrics, the seconds of its phases, and the time since the last entry."""
         sums, now = self.sums, time.monotonic()
         sums["seconds"] += now - self.entered
@@ -63,7 +93,7 @@ class Ledger:
         for name, new in (("flops", row.get("flops", {})), ("phases", phases)):
             for key, value in new.items():
                 sums[name][key] = sums[name].get(key, 0) + value
-        if write and dist.rank() == 0:
+        if dist.rank() == 0:
             write_json(self.path, sums)
 
     def step(self, row: dict) -> str:

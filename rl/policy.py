@@ -32,6 +32,10 @@ class Policy:
     weights: Weights | None = None  # the trainer's, where they leave the GPU to the sampler
     base: str = ""  # folder or name of what is below the adapter; "": random weights
 
+    def trained(self) -> list[torch.Tensor]:
+        """The weights that learn: the adapter's, or without one all."""
+        return self.adapter.parameters() if self.adapter else list(self.model.parameters())
+
     def upload(self) -> None:
         """Put the trainer's weights on its device; nothing to do where they stay there."""
         if self.weights:
@@ -103,7 +107,7 @@ def adapter_folder(config: Config) -> Path:
     imitation is over. Raises ConfigError."""
     folder = Path(config.adapter)
     if (folder / "checkpoints").is_dir() and (last := latest_checkpoint(folder)):
-        if last.stage == "sft" and not last.state["stopped"]:
+        if last.stage == "sft" and not (folder / "finished").exists():
             raise ConfigError(f"adapter = {config.adapter!r}: its imitation is not over, only at step {last.step}; let "
                               f"it end, or say --adapter={last.folder}")
         folder = last.folder

@@ -166,11 +166,6 @@ class Run:
         self._prune()
         return Checkpoint(stage, step, final, state)
 
-    def amend(self, stage: str, **changes) -> None:
-        """Change what the stage's last checkpoint says of itself; its tensors are as they were."""
-        path = _newest(self.folder, stage) / "state.json"
-        write_json(path, read_json(path) | changes)
-
     def _prune(self) -> None:
         for stage in STAGES:
             for old in _checkpoints(self.folder, stage)[: -self.keep]:

@@ -258,13 +258,13 @@ def test_more_imitation_by_force(monkeypatch, tmp_path, capsys):
         assert train.main([*settings, f"--sft_steps={steps}", *more]) == 0
     rows = [(row["stage"], row["step"]) for row in metrics(tmp_path)]
     assert rows == [*(("sft", i) for i in (1, 2, 3)), *[("eval", 3)] * 2, ("sft", 4), ("sft", 5), *[("eval", 5)] * 2]
-    assert "imitates no further" not in capsys.readouterr().out
+    assert "imitation is over" not in capsys.readouterr().out
     done = Run.open(load_config("tiny.py", [*settings, "--sft_steps=4"]))
-    assert done.latest().state["stopped"]  # although fewer were asked for at last
+    assert done.finished and done.latest().step == 5  # although fewer were asked for at last
     done.save("grpo", 1, {}, {})
     done.close()
     assert train.main([*settings, "--sft_steps=9", "--force"]) == 0
-    assert "imitates no further, as GRPO has begun" in capsys.readouterr().out
+    assert "the imitation is over, as GRPO has begun" in capsys.readouterr().out
     assert [(row["stage"], row["step"]) for row in metrics(tmp_path)] == rows
 
 

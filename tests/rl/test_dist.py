@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from rl import dist
+from rl.ledger import Clock
 from rl.run import read_episodes
-from train import Clock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARGUMENTS = ["--sft_steps=1", "--sft_tasks=8", "--steps=2", "--eval_every=0", "--micro_tokens=500",

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import rl.policy
-import train
 from model.checkpoint import CheckpointError, save_adapter, save_folder
 from rl import cli
 from rl.config import ConfigError, load_config, replace
@@ -54,14 +53,15 @@ def test_an_adapter_that_a_run_has_trained(tmp_path, monkeypatch):
     config = replace(CONFIG, model=str(tmp_path / "model"))
     run = Run.open(config, tmp_path)
     policy = changed(make_policy(config, config.model, adapter=True))
-    def keep(stage, step, **state):
-        return run.save(stage, step, {}, state, lambda folder: save_adapter(policy.adapter, folder, policy.base))
+    def keep(stage, step):
+        return run.save(stage, step, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
 
-    half = keep("sft", 6, stopped=False)
+    half = keep("sft", 6)
     with pytest.raises(ConfigError, match="not over, only at step 6; let it end, or say --adapter=.*/sft-000006"):
         make_policy(replace(config, adapter=str(run.folder)), config.model, adapter=True)
     assert first(make_policy(replace(config, adapter=str(half.folder)), config.model, adapter=True)) == 1
-    base = keep("sft", 7, stopped=True)
+    base = keep("sft", 7)
+    run.finish()
     here, there = resume_policy(config, base, None, adapter=True), make_policy(
         replace(config, adapter=str(run.folder)), config.model, adapter=True)
     assert first(here) == first(there) == 1 and here.base == config.model
@@ -89,7 +89,7 @@ def test_the_model_below_an_adapter_is_gone(tmp_path, older):
     """Of a run whose supervised stage made it: neither a random model nor an older checkpoint stands in."""
     run, base = Run.open(CONFIG, tmp_path), make_policy(CONFIG)
     for step in (2, 3):
-        gone = run.save("sft", step, {}, {"stopped": True}, lambda folder: train.save_model(base, folder)).folder
+        gone = run.save("sft", step, {}, {}, lambda folder: save_folder(base.model, folder)).folder
     policy = resume_policy(CONFIG, run.latest("sft"), None, adapter=True)
     last = run.save("grpo", 1, {}, {}, lambda folder: save_adapter(policy.adapter, folder, policy.base))
     run.close()

@@ -192,13 +192,13 @@ def test_rewind_drops_what_will_be_done_again(tmp_path):
 def test_checkpoints_come_back_to_the_bit_and_old_ones_go(tmp_path):
     run = Run.open(settings(), tmp_path)
     weights = {"b": torch.randn(3, 4), "a": torch.tensor([1e-30, -0.0], dtype=torch.bfloat16)}
-    run.save("sft", 7, {"model": weights}, {"stopped": True}, lambda folder: (folder / "vocab.json").write_bytes(b"{}"))
+    run.save("sft", 7, {"model": weights}, {"data": "x"}, lambda folder: (folder / "vocab.json").write_bytes(b"{}"))
     for step in (9, 10, 11):
         run.save("grpo", step, {"adapter": {"a": torch.full((2,), float(step))}}, {"step": step})
     assert names(run.folder / "checkpoints") == ["grpo-000010", "grpo-000011", "sft-000007"]
     base, last = run.latest("sft"), run.latest()
     assert (last.stage, last.step, last.state) == ("grpo", 11, {"step": 11}) and run.latest("grpo") == last
-    assert base.state == {"stopped": True} and (base.folder / "vocab.json").read_bytes() == b"{}"
+    assert base.state == {"data": "x"} and (base.folder / "vocab.json").read_bytes() == b"{}"
     loaded = base.tensors("model")
     assert all(torch.equal(loaded[k].view(torch.uint8), weights[k].view(torch.uint8)) for k in weights)
     run.save("grpo", 11, {"adapter": {"a": torch.zeros(2)}}, {"step": 12})  # again: the new one counts
@@ -272,13 +272,11 @@ def test_a_checkpoint_that_was_overwritten(tmp_path, capsys):
     for name, files in (("zeros", None), ("old", {})):
         run = Run.open(settings(name=name), tmp_path)
         for step in (1, 2):
-            run.save("sft", step, {"optimizer": {"a": torch.ones(9)}}, {"stopped": False})
-        run.amend("sft", stopped=True)
-        assert run.latest().state == {"stopped": True} and run.latest().step == 2
+            run.save("sft", step, {"optimizer": {"a": torch.ones(9)}}, {})
         path = run.latest().folder / "trainer/optimizer.safetensors"
         path.write_bytes(bytes(path.stat().st_size))
         if files is not None:
-            run.amend("sft", files=files)
+            (run.latest().folder / "state.json").write_text(json.dumps({"files": files}))
         run.close()
         assert Run.open(settings(name=name), tmp_path).latest().step == 1
         assert "damaged-sft-000002" in capsys.readouterr().out

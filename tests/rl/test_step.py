@@ -10,6 +10,7 @@ from model import budget
 from model.qwen import ModelConfig
 from rl.config import load_config, replace
 from rl.ledger import Ledger, against_plan, flops
+from rl.report import step_line
 from rl.rollout import new_episodes
 from rl.sampler import make_seed
 from rl.tasks import TaskStream
@@ -173,10 +174,10 @@ def test_the_line_of_a_step():
     """Figures of the update are means over the optimizer batches that had one."""
     row, _, _ = step_of(CONFIG, Player(1.0))
     row["learner"] = [{"entropy": 0.5, "clip_low": 0.1, "clip_high": 0.2, "mismatch_mean": 1e-3}, {"skipped": 1}]
-    assert "turns (answer " in (line := train.step_line(row))
+    assert "turns (answer " in (line := step_line(row))
     assert "entropy 0.500  clipped 0.100/0.200  mismatch 1.0e-03  sample " in line
     row["learner"] = [{"skipped": 1}] * 2
-    assert ")  no mixed group, no update  sample " in train.step_line(row) and "entropy" not in train.step_line(row)
+    assert ")  no mixed group, no update  sample " in step_line(row) and "entropy" not in step_line(row)
 
 
 # what it costs
@@ -221,8 +222,8 @@ def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
         "1.00 at 2 an hour")
     Ledger(tmp_path, config)  # a process that is killed before it enters anything
     again = Ledger(tmp_path, replace(config, price_per_hour=4.0))
-    again.enter({"trained": 5}, {"imitation": 1.0}, write=False)
-    assert json.loads((tmp_path / "cost.json").read_text())["trained"] == 30
+    again.enter({"trained": 5}, {"imitation": 1.0})
+    assert json.loads((tmp_path / "cost.json").read_text())["trained"] == 35
     again.enter(row, phases)
     assert json.loads((tmp_path / "cost.json").read_text()) == again.sums == {
         "seconds": 2700.0, "money": 2.0, "sampled": 140, "trained": 65,
