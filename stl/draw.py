@@ -13,7 +13,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
 from PIL import Image
@@ -113,12 +113,10 @@ class _Sheet:
         for rect in self.task.obstacles.values():
             self._box(rect, facecolor=WALL, edgecolor=WALL, linewidth=0.4, zorder=3)
             self.taken.append(self.board.transData.transform([rect[:2], rect[2:]]).ravel())
-        x, y = 0.0, self.side.get_ylim()[0] - 0.2
-        for words, colour in [*((role, ROLES[role]) for role in ROLES if role in used), ("obstacle", WALL)]:
-            tint = "" if words == "obstacle" else TINT
-            self.side.add_patch(Rectangle((x, y - 0.11), 0.13, 0.13, facecolor=colour + tint, edgecolor=colour))
-            self.side.text(x + 0.19, y, words, fontsize=8.5, color=SOFT)
-            x += 0.4 + 0.07 * len(words)
+        marks = [Patch(fc=colour + TINT, ec=colour, label=role) for role, colour in ROLES.items() if role in used]
+        marks.append(Patch(color=WALL, label="obstacle"))
+        self.side.legend(handles=marks, loc="lower left", ncols=5, frameon=False, fontsize=8.5, labelcolor=SOFT,
+                         handlelength=1, handleheight=1, handletextpad=0.5, columnspacing=1, borderpad=0)
 
     def _colours(self, times: np.ndarray) -> np.ndarray:
         return colormaps["plasma"](0.8 * times / max(self.end, 1e-9))

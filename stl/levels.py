@@ -156,8 +156,8 @@ def _draw_timed(rng: Random, kind: Timed) -> Draft:
     for k, stop in enumerate(stops):
         draft.go(stop, {ban for ban, first, last, _ in bans if first <= k <= last}, partial(_stay, rng, kind))
     draft.spec += [_ban_clause(rng, kind, stops, *ban) for ban in bans]
-    forms = [(k, stop.form) for k, stop in enumerate(stops)]
-    draft.spec += [_clause(rng, kind, stops, k, list(task.regions)) for k, form in forms if form not in _SILENT]
+    told = [k for k, stop in enumerate(stops) if stop.form not in _SILENT]
+    draft.spec += [_clause(rng, kind, stops, k, list(task.regions)) for k in told]
     if not kind.formulas[0] <= len(draft.spec) <= kind.formulas[1]:
         raise Redraw
     return draft

@@ -281,21 +281,16 @@ class Judge:
                 parts = []
         if absent := [part for part in parts if not self.within(*part)]:  # what never holds where it must says it all
             return "; ".join(self.never(*part) for part in absent)
+        if isinstance(node, Until) and lo == hi:  # the right side holds in time, but the left one not until then
+            (right, a, b), first = parts[0], self.within(*parts[0])[0][0]
+            when = f"t={_short(first)}" + (f", first within {_span(a, b)}," if a < b else "")
+            return f"{_name(right)} holds at {when} but {self.broken(node.left, lo, first)}"
         if isinstance(node, Until):
-            if lo == hi:
-                return self._left_too_soon(node, lo)
             parts.append((node.left, lo, hi))
         text = f"{_name(node)} {'never holds within' if lo < hi else 'does not hold at'} {_span(lo, hi)}"
         if not parts:
             return f"{text}; it {self.when(node, lo, hi)}"
         return "; ".join([text, *(f"{_name(part[0])} {self.when(*part)}" for part in parts)])
-
-    def _left_too_soon(self, node: Until, t: float) -> str:
-        """Why an until does not hold at t although its right side holds in the window: the left one ends before."""
-        lo, hi = t + node.a, t + node.b
-        first = self.within(node.right, lo, hi)[0][0]
-        when = f"t={_short(first)}" + (f", first within {_span(lo, hi)}," if lo < hi else "")
-        return f"{_name(node.right)} holds at {when} but {self.broken(node.left, t, first)}"
 
     def broken(self, node: Formula, lo: float, hi: float) -> str:
         """Why `node` does not hold at all times of [lo, hi]."""

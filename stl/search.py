@@ -23,7 +23,7 @@ from functools import cache
 from stl.formula import F, Formula, G, In, Out, Until, children, walk
 from stl.intervals import Intervals, gaps, holds, intersection, union
 from stl.monitor import Judge, Leaves, check
-from stl.planner import find_path
+from stl.planner import plan_path
 from stl.world import Task
 
 Waypoints = list[list[float]]
@@ -61,7 +61,7 @@ class _Search:
         self.leaves, self.formulas = Leaves(task), task.formulas
         self.atoms = [[n for n in walk(f) if isinstance(n, In | Out)] for f in self.formulas]
         self.delays = [_delays(f)[1] for f in self.formulas]
-        self.plan = cache(lambda here, region, avoid: find_path(task, here, 0, region, avoid=avoid)[0])
+        self.plan = cache(lambda here, region, avoid: plan_path(task, here, 0, region, avoid=avoid))
 
     def run(self) -> tuple[Waypoints | None, str]:
         path = [[0.0, *self.task.robot.start]]
@@ -150,7 +150,7 @@ class _Search:
             way = self.plan(tuple(here), region, tuple(sorted(avoid)))
             if way is None and not added:
                 return None
-            if way is None:
+            if way is None:  # there is no way round those that were added last
                 avoid, forced, added = avoid - added, forced | added, frozenset()
                 continue
             leg = [[round(now + wait + t, 6), x, y] for t, x, y in way.waypoints]

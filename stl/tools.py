@@ -76,7 +76,10 @@ def run_tool(task: Task, name: str, arguments: Mapping, manner: str = "strict") 
         raise ValueError(f"tool manner must be one of {', '.join(MANNERS)}, not {manner!r}")
     try:
         arguments = _arguments(name, arguments)
-        return _plan(task, arguments, manner) if name == "plan_path" else _check(task, arguments)
+        if name == "plan_path":
+            return _plan(task, arguments, manner)
+        verdict = check(task, arguments["waypoints"])
+        return ToolResult(verdict.text, verdict.ok)
     except ValueError as error:
         return ToolResult(cut(f"Error: {error}", MAX_TEXT), False)
     except (ArithmeticError, LookupError, TypeError, RecursionError, MemoryError) as error:
@@ -116,8 +119,3 @@ def _plan(task: Task, arguments: dict, manner: str) -> ToolResult:
     text = f"Path found: length {path.length:.2f} m, departure {points[0][0]}, arrival {path.arrival}.\n"
     text += f"waypoints: {json.dumps(points)}" + (f"\n{path.note}" if path.note else "")
     return ToolResult(text + remark, True, points)
-
-
-def _check(task: Task, arguments: dict) -> ToolResult:
-    verdict = check(task, arguments["waypoints"])
-    return ToolResult(verdict.text, verdict.ok)

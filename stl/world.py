@@ -74,7 +74,7 @@ class Task:
 
     @cached_property
     def cache(self) -> dict:
-        """Room for what the monitor and the planner prepare once per task."""
+        """Room for what the monitor prepares once per task."""
         return {}
 
     @classmethod
