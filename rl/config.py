@@ -5,15 +5,16 @@ Nothing else in the project holds a default of its own: what the run folder's co
 import ast
 import dataclasses
 import difflib
-import importlib.util
 import json
 import re
+import runpy
 import typing
 from dataclasses import dataclass
 from pathlib import Path
 
 from model.lora import TARGETS, check_targets
 from rl.env import STL, EnvError, open_env
+from rl.grpo import AGGREGATIONS, STD
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -138,16 +139,15 @@ class Config:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, coerce(field, getattr(self, field.name)))
+            value = coerce(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            if isinstance(value, int | float):
+                check_number(field.name, value)
         if not re.fullmatch(r"[\w.-]{1,100}", self.name) or self.name.startswith("."):
             raise ConfigError(f"name = {self.name!r}: letters, digits, '-', '_' and '.' make a folder's name")
         for field, allowed in CHOICES.items():
             if getattr(self, field) not in allowed:
-                raise ConfigError(f"{field} = {getattr(self, field)!r}: choose one of {', '.join(allowed)}")
-        for field, (low, high) in RANGES.items():
-            value = getattr(self, field)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{field} = {str(value)[:40]}: must lie between {low:g} and {high:g}")
+                raise ConfigError(f"{field} = {getattr(self, field)!r}: choose one of {', '.join(map(str, allowed))}")
         try:
             levels = open_env(self.env).LEVELS
         except EnvError as error:
@@ -159,6 +159,8 @@ class Config:
         if len(self.teacher_prices) != 3 or not all(price >= 0 for price in self.teacher_prices):
             raise ConfigError(f"teacher_prices = {self.teacher_prices!r}: give three, for uncached input, cached input "
                               "and output")
+        if self.dual_clip is not None and self.dual_clip < 1:
+            raise ConfigError(f"dual_clip = {self.dual_clip:g}: must be at least 1, or None for no such clip")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas = {self.betas!r}: give two, each at least 0 and below 1")
         try:
@@ -211,30 +213,27 @@ class Config:
 
 CHOICES = {
     "chat": ("qwen", "compact"), "tool_manner": ("strict", "friendly"), "dtype": ("float32", "bfloat16"),
-    "device": ("cpu", "cuda"),
-    "sft_optimizer": ("adamw", "muon"), "advantage_std": ("group", "none"),
-    "old_logprobs": ("all", "second", "sampler"), "loss_aggregation": ("token", "sequence", "constant"),
+    "device": ("cpu", "cuda"), "sft_optimizer": ("adamw", "muon"), "advantage_std": STD,
+    "old_logprobs": ("all", "second", "sampler"), "loss_aggregation": AGGREGATIONS,
     "sampler": ("torch", "vllm", "script"),
     "sync": ("adapter", "merged"), "merge_rounding": ("stochastic", "nearest"), "probe_failure": ("stop", "merged"),
+    "sleep_level": (0, 1),
 }
-RANGES = {
-    "lora_rank": (1, 4096), "lora_alpha": (1e-6, 1e6), "max_turns": (1, 10_000), "max_tokens": (16, 1 << 20),
-    "max_turn_tokens": (1, 1 << 20), "max_turn_calls": (1, 1000), "sft_steps": (0, 10**9), "sft_batch": (1, 10**6),
-    "sft_lr": (0, 1), "sft_muon_lr": (0, 1), "sft_decay": (0, 1), "sft_noise": (0, 1), "sft_stop": (0, 1),
-    "sft_epochs": (1, 10**6), "sft_held_out": (0, 10**9), "sft_patience": (0, 10**9), "teacher_requests": (1, 10**4),
-    "teacher_seconds": (0.01, 1e6), "teacher_retries": (0, 1000), "teacher_pause": (0, 3600),
-    "teacher_max_cost": (0, 1e9), "teacher_max_tokens": (0, 10**15),
-    "sft_tasks": (0, 10**9), "steps": (0, 10**9), "tasks_per_step": (1, 10**6), "samples": (1, 10**6), "lr": (0, 1),
-    "optimizer_steps": (1, 10**6), "weight_decay": (0, 1), "grad_clip": (1e-12, 1e12), "clip_low": (0, 1),
-    "clip_high": (0, 100), "dual_clip": (1, 1e6), "importance_cap": (1e-3, 1e6), "temperature": (0.01, 100),
-    "micro_tokens": (1, 1 << 26), "head_chunk": (1, 1 << 26), "eval_every": (0, 10**9), "sampler_slots": (1, 10**5),
-    "keep_checkpoints": (1, 10**6), "threads": (0, 1024), "seed": (0, 2**62), "sft_warmup": (0, 10**9),
-    "sft_eval_from": (0, 10**9), "sft_eval_every": (0, 10**9), "checkpoint_seconds": (0, 1e9),
-    "mismatch_bound": (0, 100), "gpu_memory": (0.05, 1), "engine_tokens": (1, 1 << 20), "sleep_level": (0, 1),
-    "max_drawn": (1, 10**6), "peak_tflops": (0, 1e6), "price_per_hour": (0, 1e6),
-    "engine_seconds": (1, 1e6), "probe_every": (0, 10**9), "probe_tolerance": (1e-6, 100),
-    "tool_workers": (0, 256), "tool_seconds": (0.01, 1e6),
+POSITIVE = {  # numbers above 0; of all others but SHARES 0 has a meaning, too
+    "lora_rank", "lora_alpha", "max_turns", "max_tokens", "max_turn_tokens", "max_turn_calls", "tool_seconds",
+    "sft_epochs", "sft_batch", "teacher_requests", "teacher_seconds", "tasks_per_step", "samples", "optimizer_steps",
+    "max_drawn", "grad_clip", "dual_clip", "importance_cap", "temperature", "micro_tokens", "head_chunk",
+    "sampler_slots", "gpu_memory", "engine_tokens", "engine_seconds", "probe_tolerance", "keep_checkpoints",
 }
+SHARES = {"sft_lr", "sft_muon_lr", "sft_decay", "sft_noise", "sft_stop", "lr", "weight_decay", "clip_low", "gpu_memory"}
+
+
+def check_number(name: str, value: float) -> None:
+    """Raise ConfigError for a number that this setting cannot be."""
+    positive, high = name in POSITIVE, 1 if name in SHARES else 2**62
+    if not 0 <= value <= high or positive and value == 0:
+        raise ConfigError(f"{name} = {str(value)[:40]}: must be {'above' if positive else 'at least'} 0 and at most "
+                          f"{high:g}")
 
 
 def check_mix(field: str, mix: dict | None, levels: tuple[str, ...]) -> None:
@@ -316,10 +315,8 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
             raise ConfigError(f"no config {name!r}{nearest(path.name, known)}")
     if path.suffix != ".py":
         raise ConfigError(f"{path}: settings are a Python file, such as {CONFIGS.name}/tiny.py")
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        config = runpy.run_path(str(path)).get("config")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except SyntaxError as error:
@@ -328,7 +325,6 @@ def load_config(name: str = "tiny.py", overrides: list[str] = ()) -> Config:
         unknown = str(error).rpartition("unexpected keyword argument ")[2].strip("'")
         hint = nearest(unknown, FIELDS) if "unexpected keyword" in str(error) else ""
         raise ConfigError(f"{path}: {type(error).__name__}: {error}{hint}") from None
-    config = getattr(module, "config", None)
     if not isinstance(config, Config):
         raise ConfigError(f"{path}: must set `config = Config(...)`")
     changes = {}

@@ -249,10 +249,7 @@ def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> 
 
 def _is_of(folder: Path, name: str) -> bool:
     """Whether a folder's run has this name: by its settings, or without them by the folder's own."""
-    try:
-        return name == (read_settings(folder).get("name") if (folder / "config.json").exists() else folder.name)
-    except RunError:
-        return True  # whoever goes on with it is told
+    return name == (read_settings(folder).get("name") if (folder / "config.json").exists() else folder.name)
 
 
 def run_of(folder: str | Path) -> Path:
@@ -311,13 +308,9 @@ def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
     path = Path(folder) / "metrics.jsonl"
     try:
         rows = [json.loads(line) for line in (path.read_bytes().split(b"\n")[:-1] if path.exists() else [])]
-    except ValueError as error:
-        raise RunError(f"{path}: a line is not JSON ({error}); mend or delete it") from None
-    for number, row in enumerate(rows, 1):
-        needed = ("stage", "step", *["of", "temperature"] * (isinstance(row, dict) and row.get("stage") == "eval"))
-        if not isinstance(row, dict) or not row.keys() >= set(needed):
-            raise RunError(f"{path}: line {number} is no row with {', '.join(needed)}; mend or delete it")
-    return [row for row in rows if stage in (None, row["stage"])]
+        return [row for row in rows if stage in (None, row["stage"])]
+    except (ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{path}: a line is no row of metrics ({error!r}); mend or delete it") from None
 
 
 def versions() -> dict:

@@ -194,7 +194,7 @@ def same_as(undisturbed, folder):
     (["--stepz=3"], ["stepz", "steps"]),
     (["--config", "tinny.py"], ["tinny.py", "tiny.py"]),
     (["--lr=fast"], ["lr", "float"]),
-    (["--samples=0"], ["samples", "between 1"]),
+    (["--samples=0"], ["samples", "above 0"]),
     (['--mix={"L9": 3}'], ["L9", "L"]),
     (["--lora_targets=('q_prj',)"], ["q_prj", "q_proj"]),
     (["--model=nowhere", "--chat=qwen", "--sft_steps=0"], ["nowhere"]),

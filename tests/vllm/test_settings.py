@@ -15,7 +15,7 @@ GIVEN = {"model": "somewhere", "mix": {"L0": 1}, "eval_mix": {"L0": 1}, "sampler
 
 @pytest.mark.parametrize("settings, words", [
     ({"sync": "merged"}, ["sleep_level", "merged", "1"]),
-    ({"sleep_level": 2}, ["sleep_level", "between 0 and 1"]),
+    ({"sleep_level": 2}, ["sleep_level", "choose one of 0, 1"]),
     ({"sync": "merged", "sleep_level": 1, "merge_rounding": "stochastic", "dtype": "float32"}, ["bfloat16", "nearest"]),
     ({"lora_rank": 513}, ["lora_rank", "512"]),
     ({"lora_targets": ("in_proj_z",)}, ["in_proj_z", "in_proj_qkv"]),
