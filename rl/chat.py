@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -83,43 +82,22 @@ class Turn:
         return {"role": "assistant", "content": self.content} | thoughts | ({"tool_calls": calls} if calls else {})
 
 
-READ = {  # a word as a value, by its type
-    "string": str, "number": float, "integer": int, "boolean": {"true": True, "false": False}.__getitem__}
-
-
-class Kind(NamedTuple):
-    """What an argument takes: one value of a type of READ; or, where `row` is not None, an array of such values (0), or
-    of rows of so many."""
-
-    type: str
-    row: int | None = None
-
-
-def kind_of(schema: dict) -> Kind | None:
-    """The kind of an argument with this JSON schema; None if it is of no Kind."""
-    match schema:
-        case {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": int(row)}} if row:
-            return Kind("number", row)
-        case {"type": "array", "items": items} if (item := kind_of(items)) and item.row is None:
-            return Kind(item.type, 0)
-        case {"type": str(name)}:
-            return Kind(name) if name in READ else None
-        case {"enum": [*values]} if "type" not in schema and all(isinstance(value, str) for value in values):
-            return Kind("string")
-    return None
-
-
 @cache
-def argument_kinds(env: str) -> dict[str, dict[str, Kind | None]]:
-    """{tool: {argument: its kind}} of a task world. Raises ChatError for tools that are not in OpenAI's form."""
+def argument_schemas(env: str) -> dict[str, dict[str, dict]]:
+    """{tool: {argument: its JSON schema}} of a task world. Raises ChatError for tools that are not in OpenAI's form."""
     try:
-        functions = [(tool["function"]["name"], tool["function"].get("parameters") or {})
-                     for tool in open_env(env).TOOLS]
-        return {name: {key: kind_of(schema) for key, schema in parameters.get("properties", {}).items()}
-                for name, parameters in functions}
-    except (KeyError, TypeError, AttributeError):
+        functions = [tool["function"] for tool in open_env(env).TOOLS]
+        return {function["name"]: {key: dict(schema) for key, schema in
+                                   (function.get("parameters") or {}).get("properties", {}).items()}
+                for function in functions}
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise ChatError(f"env = {env!r}: TOOLS are not in OpenAI's form, [{{'type': 'function', 'function': {{'name': "
                         "..., 'parameters': {'type': 'object', 'properties': {...}}}}, ...]") from None
+
+
+def is_text(schema: dict) -> bool:
+    """Whether a value of this schema is a string, which is read as it stands."""
+    return schema.get("type") == "string" or "type" not in schema and isinstance((schema.get("enum") or [0])[0], str)
 
 
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
@@ -138,7 +116,7 @@ class QwenChat:
     def __init__(self, folder: str | Path, tools: bool = True, thinking: bool = False, env: str = STL):
         from transformers import AutoTokenizer  # takes a second; the small model does without
 
-        argument_kinds(env)  # says so if a call could not be read
+        argument_schemas(env)  # says so if a call could not be read
         if not folder or not (Path(folder) / "tokenizer_config.json").is_file():
             raise ChatError(f"model folder {str(folder)!r}: has no tokenizer_config.json")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -232,7 +210,7 @@ def read_call(block: str, env: str = STL) -> Call:
     try:
         if not closed:
             raise ValueError("it is not closed by </tool_call>")
-        name, arguments = read_hermes(text) if text.startswith("{") else read_xml(text, argument_kinds(env))
+        name, arguments = read_hermes(text) if text.startswith("{") else read_xml(text, argument_schemas(env))
         return Call(clean(name), each_text(arguments, clean))
     except RecursionError:
         error = f"it is nested more than {DEPTH} deep"
@@ -249,7 +227,7 @@ def read_hermes(text: str) -> tuple[str, dict]:
     raise ValueError('in JSON it must be {"name": ..., "arguments": {...}}')
 
 
-def read_xml(text: str, kinds: dict[str, dict[str, Kind | None]]) -> tuple[str, dict]:
+def read_xml(text: str, schemas: dict[str, dict[str, dict]]) -> tuple[str, dict]:
     """Name and arguments of a call in XML: a string as it stands, anything else as JSON, or Python's None, True, False;
     what is neither is a text too, and the tool says what it would have wanted. Raises ValueError."""
     if not text.startswith("<function=") or ">" not in text or not text.endswith("</function>"):
@@ -262,7 +240,7 @@ def read_xml(text: str, kinds: dict[str, dict[str, Kind | None]]) -> tuple[str, 
         if not closed:
             raise ValueError(f"parameter {key[:40].strip()!r} is not closed by </parameter>")
         arguments[key] = value = value.removeprefix("\n").removesuffix("\n")
-        if kinds.get(name, {}).get(key) != Kind("string"):
+        if not is_text(schemas.get(name, {}).get(key, {})):
             value = {"None": "null", "True": "true", "False": "false"}.get(value.strip(), value)
             with suppress(ValueError):
                 arguments[key] = json.loads(value)
@@ -292,11 +270,11 @@ def number(value: float) -> str:
     return f"{value:05.2f}"
 
 
-def flat(value, kind: str = "number") -> list[str]:
-    """The words of a value of this type, or of lists of such; an integer or boolean is one word: 3 or true."""
+def flat(value, whole: bool = False) -> list[str]:
+    """The words of a value, or of all in nested lists: 03.50 or, of a `whole` number, 3; true; a text as it stands."""
     if isinstance(value, list):
-        return [word for item in value for word in flat(item, kind)]
-    if kind in ("integer", "boolean"):
+        return [word for item in value for word in flat(item, whole)]
+    if isinstance(value, bool) or whole and isinstance(value, int):
         return [json.dumps(value)]
     return [value if isinstance(value, str) else number(value)]
 
@@ -309,16 +287,21 @@ def rows(words: list[str], width: int) -> list[list[float]] | None:
     return [values[i:i + width] for i in range(0, len(values), width)]
 
 
-def read_words(kind: Kind, words: list[str]):
-    """The value that flat wrote as `words`. Raises ValueError or KeyError if they are not of this kind."""
-    if kind == Kind("string"):
-        return " ".join(words)
-    if kind.row:
-        return rows(words, kind.row) or words
-    values = [READ[kind.type](word) for word in words]
-    if kind.row is None:
-        (values,) = values
-    return values
+def read_word(word: str) -> str | float | bool:
+    """A word as the value that it looks like."""
+    if re.fullmatch(r"\d*\.?\d+", word):
+        return float(word) if "." in word else int(word)
+    return {"true": True, "false": False}.get(word, word)
+
+
+def read_words(schema: dict, words: list[str]):
+    """The value of this schema that flat wrote as `words`. What is of another type is for the tool to refuse."""
+    match schema:
+        case {"type": "array", "items": {"type": "array", "minItems": width}}:
+            return rows(words, width) or words
+        case {"type": "array"}:
+            return [read_word(word) for word in words]
+    return read_word(words[0]) if len(words) == 1 and not is_text(schema) else " ".join(words)
 
 
 class CompactChat:
@@ -345,12 +328,12 @@ class CompactChat:
         for word in words:
             if not isinstance(word, str) or len(word.split()) != 1 or re.search(r".\.\d\d$", word):
                 raise ChatError(f"{world}: {word!r} in WORDS is no single word")
-        for tool, kinds in argument_kinds(self.env_name).items():
-            if missing := [word for word in (tool, *kinds) if word not in words]:
+        for tool, schemas in argument_schemas(self.env_name).items():
+            if missing := [word for word in (tool, *schemas) if word not in words]:
                 raise ChatError(f"{world}: WORDS lacks {', '.join(missing)}, with which {tool} is called")
-            if unsaid := [key for key, kind in kinds.items() if kind is None]:
-                raise ChatError(f"{world}: the compact format has {', '.join(READ)}, arrays of these, and arrays of "
-                                f"rows of numbers with minItems; argument {unsaid[0]!r} of {tool} is none of them")
+            for key, schema in schemas.items():
+                if (row := schema.get("items", {})).get("type") == "array" and not row.get("minItems"):
+                    raise ChatError(f"{world}: argument {key!r} of {tool}: the rows of an array need minItems")
 
     def _encode(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
@@ -373,10 +356,11 @@ class CompactChat:
         """What the world keeps of the text, the calls, and the stop token."""
         words = [self.env.compact_assistant(message.get("content") or "")]
         for name, arguments in named_arguments(message):
-            kinds = argument_kinds(self.env_name).get(name, {})
+            schemas = argument_schemas(self.env_name).get(name, {})
             words += ["<call>", name]
             for key, value in arguments.items():
-                words += [key, *flat(value, kinds[key].type if key in kinds else "string")]
+                schema = schemas.get(key, {})
+                words += [key, *flat(value, whole=schema.get("items", schema).get("type") == "integer")]
         return self._encode(" ".join([*words, "<end>"]))
 
     def text(self, ids: list[int]) -> str:
@@ -391,13 +375,9 @@ class CompactChat:
 
     def _read_call(self, text: str) -> Call:
         name, *words = text.split() or ["?"]
-        kinds, arguments = argument_kinds(self.env_name).get(name, {}), {}
-        starts = [i for i, word in enumerate(words) if word in kinds]
+        schemas = argument_schemas(self.env_name).get(name, {})
+        starts = [i for i, word in enumerate(words) if word in schemas]
         if words and starts[:1] != [0]:
             return Call(name, error="the name of a tool is followed by its arguments", text=text)
-        for start, end in pairwise([*starts, len(words)]):
-            try:
-                arguments[words[start]] = read_words(kinds[words[start]], words[start + 1:end])
-            except (KeyError, ValueError):
-                return Call(name, error=f"{words[start]} has a value of the wrong kind", text=text)
-        return Call(name, arguments)
+        return Call(name, {words[start]: read_words(schemas[words[start]], words[start + 1:end])
+                           for start, end in pairwise([*starts, len(words)])})

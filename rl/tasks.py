@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from rl.config import Config
 
 CHUNK = 16  # tasks that a worker makes at a time
-PART = 500  # tasks in one file, the most that a kill loses
 SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
@@ -161,7 +160,7 @@ def make_sets(folder: str | Path, sets: dict[str, dict[str, int]]) -> dict:
     folder = Path(folder)
     cli.check_folder(str(folder), folder)
     jobs = [(level, split, i) for split, counts in sets.items() for level, n in counts.items() for i in range(n)]
-    made = [pair for part in _make(_task_hash_and_line, _cut(jobs, PART), "tasks") for pair in part]
+    made = _make(_task_hash_and_line, jobs, "tasks")
     if twice := [digest for digest, n in Counter(digest for digest, _ in made).items() if n > 1]:
         names = [f"{job}" for job, (digest, _) in zip(jobs, made, strict=True) if digest in twice]
         raise RuntimeError(f"the same task under several names: {', '.join(names)}")
@@ -184,38 +183,30 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 def _keep(work: Callable, jobs: list[tuple], what: str, folder: str | Path, code: Callable = make_task) -> list[str]:
-    """The line that `work` makes of each job, on all cores, and kept in `folder` PART by PART under a hash of all that
-    decides them: the jobs, this code and that of the folder where `code` is. UsageError if nothing can be kept there.
-    """
-    name = Path(folder) / what.replace(" ", "-")
-    parts = {Path(f"{name}-{_fingerprint(part, code)}.jsonl"): part for part in _cut(jobs, PART)}
-    missing = {path: part for path, part in parts.items() if not path.exists()}
-    if missing:
+    """The line that `work` makes of each job, kept in a file of `folder` that is named by a hash of all that decides
+    them: the jobs, this code and that of the folder where `code` is. UsageError if nothing can be kept there."""
+    path = Path(folder) / f"{what.replace(' ', '-')}-{_fingerprint(jobs, code)}.jsonl"
+    if not path.exists():
         cli.check_folder(f"{folder}, where {what} are kept", Path(folder))
-        with closing(_make(work, list(missing.values()), what)) as made:
-            for path, lines in zip(missing, made, strict=True):
-                _write(path, lines)
-    return [line for path in parts for line in path.read_text().splitlines()]
+        _write(path, _make(work, jobs, what))
+    return path.read_text().splitlines()
 
 
-def _cut(jobs: list, size: int) -> list[list]:
-    return [jobs[start:start + size] for start in range(0, len(jobs), size)]
-
-
-def _make(work: Callable, parts: list[list[tuple]], what: str) -> Iterator[list]:
-    """The work done for all jobs of one part after the other, on all cores; in this process if the jobs are too few to
-    be worth starting others."""
-    total = sum(map(len, parts))
-    count = min(cores(), total // CHUNK)
-    with (closing(Workers(count if count > 1 else 0, 0)) as workers,  # without torch or the script, deaf to Ctrl-C
-          tqdm(total=total, desc=what, unit="", disable=total <= CHUNK) as bar):
-        for part in parts:
-            workers.submit(0, [(_do_all, work, chunk) for chunk in _cut(part, CHUNK)])
-            ((_, chunks),) = workers.collect(block=True)
-            for failure in (chunk for chunk in chunks if isinstance(chunk, str)):
-                raise RuntimeError(f"{what}: {failure}")
-            bar.update(len(part))
-            yield [result for chunk in chunks for result in chunk]
+def _make(work: Callable, jobs: list[tuple], what: str) -> list:
+    """The work done for each job, on all cores; in this process if the jobs are too few to be worth starting others."""
+    chunks, done = [jobs[i:i + CHUNK] for i in range(0, len(jobs), CHUNK)], {}
+    count = min(cores(), len(jobs) // CHUNK)
+    with (closing(Workers(count, 0)) as workers,  # without torch or the script, and deaf to Ctrl-C
+          tqdm(total=len(jobs), desc=what, unit="", disable=not count) as bar):
+        for number, chunk in enumerate(chunks):
+            workers.submit(number, [(_do_all, work, chunk)])
+        while len(done) < len(chunks):
+            for number, (results,) in workers.collect(block=True):
+                if isinstance(results, str):
+                    raise RuntimeError(f"{what}: {results}")
+                done[number] = results
+                bar.update(len(results))
+    return [result for number in sorted(done) for result in done[number]]
 
 
 def _do_all(work: Callable, jobs: list[tuple]) -> list | str:

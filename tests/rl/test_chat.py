@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.countdown import env as countdown
-from rl.chat import DEPTH, ChatError, CompactChat, QwenChat, argument_kinds, each_text, read_arguments, read_call
+from rl.chat import DEPTH, ChatError, CompactChat, QwenChat, argument_schemas, each_text, read_arguments, read_call
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import read_answer, system_prompt, user_prompt
@@ -259,11 +259,11 @@ def world(monkeypatch):
         vars(module).update({name: vars(countdown)[name] for name in vars(countdown) if name[0] != "_"} | {
             "TOOLS": [{"type": "function", "function": function}], "WORDS": words} | more)
         monkeypatch.setitem(sys.modules, "other", module)
-        argument_kinds.cache_clear()
+        argument_schemas.cache_clear()
         return "other"
 
     yield make
-    argument_kinds.cache_clear()
+    argument_schemas.cache_clear()
 
 
 KINDS = {"n": {"type": "integer"}, "sure": {"type": "boolean"}, "mode": {"enum": ["low", "high"]},
@@ -288,9 +288,10 @@ def test_the_words_of_arguments(world):
     arguments = {"n": 3, "sure": True, "x": 3, "picks": [0, 12, 7], "modes": ["high", "low"]}
     ids = chat.assistant({"tool_calls": [{"function": {"name": "act", "arguments": json.dumps(arguments)}}]})
     assert chat.text(ids) == "<call> act n 3 sure true x 03.00 picks 0 12 7 modes high low <end>"
-    for wrong in ("n 03.00", "n", "n 3 3", "sure 1", "picks low", "x"):
+    for wrong, read in {"n 03.00": 3.0, "n": "", "n 3 3": "3 3", "sure 1": 1, "picks low 3": ["low", 3], "x low": "low",
+                        "mode 3": "3"}.items():  # for the tool to refuse
         (call,) = chat.parse(chat._encode(f"<call> act {wrong} <end>")).calls
-        assert "has a value of the wrong kind" in call.error and call.text == f"act {wrong}"
+        assert repr(call.arguments) == repr({wrong.split()[0]: read}) and not call.error
 
 
 @pytest.mark.parametrize("format", ["compact", "qwen"])
@@ -302,12 +303,11 @@ def test_a_tool_without_parameters_has_no_arguments(qwen_folder, world, format):
 
 
 @pytest.mark.parametrize("properties, words, said", [
-    *(({"n": schema}, ["act", "n"], "the compact format has string, number, integer, boolean, .* 'n' of act is none")
-      for schema in ({"type": "object"}, {}, {"enum": [1, 2]}, {"type": ["integer", "null"]}, {"type": "array"}, 3,
-                     {"type": "array", "items": {"type": "array", "items": {"type": "number"}}})),
+    ({"n": {"type": "array", "items": {"type": "array"}}}, ["act", "n"],
+     "argument 'n' of act: the rows of an array need minItems"),
     ({"n": {"type": "number"}}, ["n"], "WORDS lacks act"), ({"n": {"type": "number"}}, ["act"], "WORDS lacks n,"),
     ({}, ["act", "two words"], "'two words' in WORDS is no single word"), ({}, ["act", 3], "3 in WORDS is no single"),
-    ([], ["act"], "TOOLS are not in OpenAI's form"),
+    ({"n": 3}, ["act", "n"], "TOOLS are not in OpenAI's form"),
 ])
 def test_what_the_compact_format_cannot_say_is_refused_at_once(world, properties, words, said):
     with pytest.raises(ChatError, match=f"env = 'other': {said}"):
@@ -331,8 +331,10 @@ def test_an_argument_has_another_type_in_another_tool(qwen_folder, world, format
 
 
 def test_a_value_without_a_word_is_named(world):
-    with pytest.raises(ChatError, match="no word for '100'"):
-        CompactChat(env=world(KINDS, WORDS)).assistant(made({"n": 100}, name="act"))
+    chat = CompactChat(env=world(KINDS, WORDS))
+    for value, said in ((100, "no word for '100'"), ({"a": 1}, "not {'a': 1}")):
+        with pytest.raises(ChatError, match=said):
+            chat.assistant(made({"n": value}, name="act"))
 
 
 def test_a_call_that_cannot_be_read_keeps_its_text(qwen_folder):

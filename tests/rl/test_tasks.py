@@ -198,7 +198,7 @@ def test_a_fault_in_a_worker_is_told(monkeypatch):
     monkeypatch.setattr(tasks_module, "CHUNK", 2)
     monkeypatch.setattr(tasks_module, "cores", lambda: 2)
     with pytest.raises(RuntimeError, match="things: Traceback(.|\n)*the JSON object must be str"):
-        list(tasks_module._make(json.loads, [[("no text",)] * 6], "things"))
+        list(tasks_module._make(json.loads, [("no text",)] * 6, "things"))
 
 
 INTERRUPTED = """

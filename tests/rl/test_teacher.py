@@ -381,26 +381,6 @@ def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
     assert not Path("e.jsonl").exists()
 
 
-@pytest.mark.parametrize("ask", [lambda: list(reserved().values()),
-                                 lambda: [task.id for task in named_tasks("distill:L1=2")]], ids=["reserved", "named"])
-def test_a_kill_loses_one_part_of_the_tasks(monkeypatch, ask):
-    make, asked = tasks_module._make, []
-
-    def interrupted(work, parts, what):
-        asked.append(parts)
-        yield from make(work, parts[:1], what)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tasks_module, "PART", 1)
-    monkeypatch.setattr(tasks_module, "_make", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ask()
-    monkeypatch.setattr(tasks_module, "_make", lambda *args: (asked.append(args[1]), make(*args))[1])
-    names = ask()
-    assert asked == [asked[0], asked[0][1:]] and len(asked[0]) == 2
-    assert names == ["-".join(map(str, job)) for (job,) in asked[0]] == ask() and len(asked) == 2
-
-
 @pytest.mark.parametrize("argv, said", [
     (["--collect", "x.jsonl"], "one needs the other"),
     (["--collect", "x.json", "--tasks", "distill"], "must end in .jsonl"),
