@@ -121,8 +121,6 @@ def measure(args) -> None:
     text, bill = policy.bill(episodes) if name == cli.API else ("", None)
     if bill:
         print(f"\n{text}")
-    if args.samples > 1:
-        print(f"\n{ladder(summary)}")
     if args.json:
         settings = {"adapter": args.adapter, "tools": policy.config.tools} if policy.config else {}
         settings |= {"model": policy.config.teacher_model, "bill": bill} if bill else {}
@@ -133,17 +131,6 @@ def measure(args) -> None:
         row = {"stage": "eval", "of": name, "step": None, "temperature": temperature} | summary
         write_page(args.html, [report.of_rows(name, [row])], page.eval_groups(name, episodes),
                    {name: policy.chat} if hasattr(policy, "chat") else {})
-
-
-def ladder(summary: dict) -> str:
-    """Tasks by how many of their samples succeed, a row per level: shares of those where none, some and all do, and
-    the number of tasks with 0, 1, 2, ... successes."""
-    rows = [f"{'level':>5}  groups  success  all fail  mixed  all succeed  tasks by successes 0, 1, 2, ..."]
-    for level, f in [*summary["levels"].items(), ("all", summary)]:
-        fail, mixed, succeed = (f["groups"][name] / f["tasks"] for name in ("fail", "mixed", "succeed"))
-        rows.append(f"{level:>5}{f['tasks']:8}{f['success']:9.2f}{fail:10.2f}{mixed:7.2f}{succeed:13.2f}  "
-                    + " ".join(map(str, f["histogram"])))
-    return "\n".join(rows)
 
 
 def outcome(episode: Episode) -> dict:

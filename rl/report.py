@@ -239,31 +239,36 @@ def sections(report: dict) -> dict[str, dict[str, str]]:
         made["imitation, first step to last"] = _courses(report, "sft", 1, imitation) | {
             "steps": str(imitation), "seconds": f"{report['imitation']['seconds']:.0f}"}
     of, steps = report["training"] or (report["held_out"] or [None])[-1], report["steps"]
-    if of is None:
-        return made | _cost(report["cost"])
     if steps:
         made["training success (95% interval)"] = {"steps": f"{steps[0]}-{steps[1]}"} | {
-            level: _rate(figures) for level, figures in _by_level(of)}
-    if len(of["histogram"]) > 2:
-        made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
-            f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in _by_level(of)}
-        made["groups by successes 0, 1, 2, ..."] = {
-            level: " ".join(map(str, f["histogram"])) for level, f in _by_level(of)}
-    n = of["episodes"]
-    made["why episodes fail (first problem)"] = {FAILURES.get(k, k): f"{v / n:.1%}" for k, v in of["failures"].items()}
-    made["how episodes end"] = {kind: f"{count / n:.1%}" for kind, count in of["endings"].items()}
-    made["tool habits"] = habits.shares(of["habits"])
-    made["length of an episode"] = {"turns": f"{of['turns']:.1f}", "sampled tokens": f"{of['tokens']:.0f}"}
-    made["course, first step to last"] = _courses(report, "grpo", *steps or (0, -1))
+            level: _rate(figures) for level, figures in _by_level(of)} if of else {}
+    if of:
+        made |= breakdown(of)
+    if steps:
+        made["course, first step to last"] = _courses(report, "grpo", *steps)
     total = sum(report["time"].values())
     made["time of these steps"] = {phase: f"{value / total:.1%}" for phase, value in report["time"].items()}
-    return {title: rows for title, rows in made.items() if rows} | _cost(report["cost"])
+    if cost := report["cost"]:
+        made["cost of the whole run"] = {
+            "hours": f"{cost['seconds'] / 3600:.2f}", "money": f"{cost['money']:.2f}" if cost["money"] else "not set",
+            "tokens sampled": f"{cost['sampled']:,}", "tokens trained": f"{cost['trained']:,}"}
+    return {title: rows for title, rows in made.items() if rows}
 
 
-def _cost(cost: dict | None) -> dict[str, dict[str, str]]:
-    return {} if cost is None else {"cost of the whole run": {
-        "hours": f"{cost['seconds'] / 3600:.2f}", "money": f"{cost['money']:.2f}" if cost["money"] else "not set",
-        "tokens sampled": f"{cost['sampled']:,}", "tokens trained": f"{cost['trained']:,}"}}
+def breakdown(summary: dict) -> dict[str, dict[str, str]]:
+    """Of a summary all but success, as tables of words: groups, failures, endings, habits, lengths."""
+    made, n = {}, summary["episodes"]
+    if len(summary["histogram"]) > 2:
+        made["groups: number, all fail, mixed, all succeed"] = {level: f"{f['tasks']}: " + ", ".join(
+            f"{f['groups'][outcome] / f['tasks']:.2f}" for outcome in OUTCOMES) for level, f in _by_level(summary)}
+        made["groups by successes 0, 1, 2, ..."] = {
+            level: " ".join(map(str, f["histogram"])) for level, f in _by_level(summary)}
+    return made | {
+        "why episodes fail (first problem)": {FAILURES.get(kind, kind): f"{count / n:.1%}"
+                                              for kind, count in summary["failures"].items()},
+        "how episodes end": {kind: f"{count / n:.1%}" for kind, count in summary["endings"].items()},
+        "tool habits": habits.shares(summary["habits"]),
+        "length of an episode": {"turns": f"{summary['turns']:.1f}", "sampled tokens": f"{summary['tokens']:.0f}"}}
 
 
 def _by_level(figures: dict) -> list[tuple[str, dict]]:
@@ -289,39 +294,34 @@ def _courses(report: dict, stage: str, first: int, last: int) -> dict[str, str]:
 
 def side_by_side(reports: Sequence[dict]) -> str:
     """The reports as one table of text, a column each."""
-    made = [sections(report) for report in reports]
-    titles = list(dict.fromkeys(title for one in made for title in one))
-    lines = [["", *(report["name"] for report in reports)]]
-    for title in titles:
-        rows = dict.fromkeys(row for one in made for row in one.get(title, ()))
-        rows = sorted(rows, key=lambda row: row.startswith("all"))  # below the levels of every report
-        lines += [[], [title], *(["  " + row, *(one.get(title, {}).get(row, "-") for one in made)] for row in rows)]
-    widths = [max(len(line[i]) for line in lines if len(line) > 1) for i in range(len(reports) + 1)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
-                     for line in lines)
+    return in_columns([sections(report) for report in reports], [report["name"] for report in reports])
 
 
 def table(summary: dict) -> str:
-    """The summary as text: a row per level, then why and how episodes ended and how tools were used."""
+    """The summary as text: a row per level, then what else there is to say."""
     ks = [k for k in summary["pass_at"] if k != "1"]
     rows = [["level", "tasks", "episodes", "solved", "success", "95% interval", *(f"pass@{k}" for k in ks),
              "turns", "tokens"]]
-    for level, f in [*summary["levels"].items(), ("all", summary)]:
+    for level, f in _by_level(summary):
         low, high = f["interval"]
         rows.append([level, str(f["tasks"]), str(f["episodes"]), str(f["successes"]), f"{f['success']:.2f}",
                      f"{low:.2f}-{high:.2f}", *(f"{f['pass_at'][k]:.2f}" for k in ks), f"{f['turns']:.1f}",
                      f"{f['tokens']:.0f}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    used = habits.shares(summary["habits"])
-    failures = {FAILURES.get(kind, kind): count for kind, count in summary["failures"].items()}
-    return "\n".join([*lines, "", "tool habits: " + ", ".join(f"{name} {share}" for name, share in used.items()),
-                      f"why they failed (first problem): {_shares(failures, summary['episodes'])}",
-                      f"how they ended: {_shares(summary['endings'], summary['episodes'])}"])
+    return "\n".join([*lines, in_columns([breakdown(summary)])])
 
 
-def _shares(counts: dict[str, int], n: int) -> str:
-    return ", ".join(f"{name} {count} ({count / n:.0%})" for name, count in counts.items()) or "none"
+def in_columns(columns: Sequence[dict[str, dict[str, str]]], names: Sequence[str] = ()) -> str:
+    """Tables of words as text, those of one title beside each other; `names` stand above the columns."""
+    lines = [["", *names]] if names else []
+    for title in dict.fromkeys(title for one in columns for title, rows in one.items() if rows):
+        rows = dict.fromkeys(row for one in columns for row in one.get(title, ()))
+        rows = sorted(rows, key=lambda row: row.startswith("all"))  # below the levels of every report
+        lines += [[], [title], *(["  " + row, *(one.get(title, {}).get(row, "-") for one in columns)] for row in rows)]
+    widths = [max(len(line[i]) for line in lines if len(line) > 1) for i in range(len(columns) + 1)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
+                     for line in lines)
 
 
 def curves(rows: list[dict], path: str | Path) -> None:

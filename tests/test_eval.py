@@ -10,7 +10,7 @@ from model.checkpoint import save_adapter, save_folder
 from model.qwen import ModelConfig, Qwen
 from rl import cli
 from rl.episode import Episode
-from rl.report import summarize
+from rl.report import breakdown, summarize, table
 from stl.levels import make_task
 from stl.monitor import Verdict
 
@@ -48,7 +48,7 @@ def test_a_model_folder_is_measured_with_any_adapter(model, capsys):
     plain = outcomes("--tools", "off", "--samples", "2")
     assert plain["tools"] is False and plain["adapter"] is None and plain["histogram"] == [1, 0, 0]
     printed = capsys.readouterr().out
-    assert "policy model, temperature 1, without tools" in printed and "tasks by successes 0, 1, 2" in printed
+    assert "policy model, temperature 1, without tools" in printed and "groups by successes 0, 1, 2" in printed
     assert plain["outcomes"] == outcomes("--tools", "off", "--samples", "2")["outcomes"]
 
     args = cli.Parser("eval.py", "")
@@ -91,6 +91,8 @@ def test_the_ladder_is_that_of_the_published_table():
                 episodes.append(Episode(task, 0, group, sample))
                 episodes[-1].end("answer", Verdict(sample < successes, [], [], ""))
             group += 1
-    rows = eval_script.ladder(summarize(episodes)).split("\n")
-    assert " ".join(rows[1].split()) == "L8 79 0.33 0.30 0.62 0.08 24 14 8 10 1 3 8 5 6"
-    assert rows[2].split()[1:] == rows[1].split()[1:]
+    text = table(summarize(episodes))
+    assert text.splitlines()[1].split()[:5] == ["L8", "79", "632", "210", "0.33"]
+    found = {title: rows["L8"] for title, rows in breakdown(summarize(episodes)).items() if title.startswith("groups")}
+    assert list(found.values()) == ["79: 0.30, 0.62, 0.08", "24 14 8 10 1 3 8 5 6"] and all(
+        f"\n{title}\n  L8 " in text and row in text for title, row in found.items())
