@@ -2,8 +2,8 @@
 
 Each block of data is JSON, deflated and in base64, in a <script> of its own that the browser does not read before it
 is asked for. "main" holds the reports, an index of all episodes and the names of the tokens; "g0", "g1", ... a group
-each: the task, the prompt once, and of each episode what was said and sampled, the path so far at each call, the
-answer, and when each formula turns true on these paths.
+each: the task, the prompt once, and of each episode what was said and sampled, the path of each call, the answer, and
+when each formula turns true on the paths so far.
 """
 from __future__ import annotations
 
@@ -155,17 +155,17 @@ def _episode(task: Task | None, episode: Episode, start: int, gain: float | None
         "problems": [[problem.kind, problem.text, problem.segment] for problem in episode.verdict.violations[:20]]}
     return {"said": said, "ids": episode.ids[start:], "runs": lengths, "logprobs": chosen, "gain": gain,
             "verdict": verdict, "answer": answer, "truth": _truth(task, answer),
-            "uses": _ways(task, episode)}
+            "uses": _uses(task, episode)}
 
 
-def _ways(task: Task | None, episode: Episode) -> list[list]:
-    """Of each call its turn and name, the path so far, the place in it where the call's own path begins, and when each
-    formula holds on it."""
+def _uses(task: Task | None, episode: Episode) -> list[list]:
+    """Of each call its turn and name, its path, the number of the call that it goes on from, and when each formula
+    holds on the path so far: its own, after those that it goes on from."""
     found, ways = [], []
     for use in uses(episode):
         before = [] if use.after is None else ways[use.after]
-        ways.append(way := [row for row in before if use.path and row[0] < use.path[0][0]] + use.path)
-        found.append([use.turn, use.name, way, len(way) - len(use.path), _truth(task, way)])
+        ways.append([row for row in before if use.path and row[0] < use.path[0][0]] + use.path)
+        found.append([use.turn, use.name, use.path, use.after, _truth(task, ways[-1])])
     return found
 
 

@@ -162,7 +162,7 @@ def test_the_command_prints_and_writes(folder, tmp_path, capsys):
 @pytest.mark.parametrize("arguments, said", [
     (["--report", "nowhere"], "nowhere: neither a run folder"), (["--steps", "1-2"], "--steps is for --report"),
     (["--report", "x", "--steps", "5-2"], "the first step comes first"),
-    (["--html", "no/where.html"], "no such folder"),
+    (["--html", "no/where.html"], "in a folder that is there"),
     (["--report", "x", "--policy", "expert"], "--report measures nothing"),
     (["--report", str(Path(__file__))], "not a result of eval.py --json")])
 def test_mistakes_are_said_in_a_line(arguments, said, capsys, tmp_path):
@@ -200,8 +200,11 @@ def test_the_page_holds_the_episodes(folder, tmp_path):
 
 
 def assert_paths_so_far(episode: Episode, found: list) -> None:
-    for (turn, name, way, begin, truth), use in zip(found, uses(episode), strict=True):
-        assert (turn, name, way[begin:]) == (use.turn, use.name, use.path)
+    ways = []
+    for (turn, name, path, after, truth), use in zip(found, uses(episode), strict=True):
+        assert (turn, name, path, after) == (use.turn, use.name, use.path, use.after)
+        before = [] if after is None else ways[after]
+        ways.append(way := [row for row in before if path and row[0] < path[0][0]] + path)
         verdict = check(episode.task, way or [[0, *episode.task.robot.start]])
         assert not way or not {"format", "speed"} & {problem.kind for problem in verdict.violations}
         assert not way or [bool(spans) and spans[-1][1] == way[-1][0] for spans in truth] == verdict.clauses
@@ -268,7 +271,7 @@ def test_strange_episodes_make_a_page(tmp_path):
     found = strange_page(tmp_path / "strange.html")
     assert found["logprobs"] == [None, 9900, -9900, -50]
     assert len(found["answer"]) == MOST_TIMED + 1 and found["truth"] is None  # it would take quadratic time
-    assert [(len(way), truth) for *_, way, _, truth in found["uses"]] == [(0, None)] * 6 + [(MOST_TIMED + 1, None)]
+    assert [(len(way), truth) for _, _, way, _, truth in found["uses"]] == [(0, None)] * 6 + [(MOST_TIMED + 1, None)]
 
 
 def test_long_runs_are_thinned_to_whole_steps(folder):
@@ -381,7 +384,8 @@ def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     view.evaluate(f"setTime({end})")
     assert set(view.evaluate("[...document.querySelectorAll('.mark')].map(mark => mark.textContent)")) == {"✓"}
     view.evaluate("choose(0)")
-    first = view.evaluate("episode.uses[0][2]")
+    first = view.evaluate("soFar(0)")
+    assert first == view.evaluate("episode.uses[0][2]")
     assert view.evaluate("path") == first and view.evaluate("document.querySelector('.call.shown').id") == "call0"
 
 
