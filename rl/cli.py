@@ -137,10 +137,8 @@ def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)
     path = Path(file).absolute()
     if not file.lower().endswith(endings):
         raise UsageError(f"{option} {file}: the name must end in one of {', '.join(endings)}")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {file}: there is no such folder")
-    if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
-        raise UsageError(f"{option} {file}: is there, and is no file that may be written")
+    if not path.parent.is_dir() or path.exists() and not path.is_file():
+        raise UsageError(f"{option} {file}: must be a file in a folder that is there")
     check_folder(f"{option} {file}", path.parent)
 
 

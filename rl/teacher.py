@@ -26,6 +26,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from rl.chat import Call, clean, each_text, read_arguments
+from rl.cli import UsageError
 from rl.config import Config
 from rl.env import STL, Fault, open_env
 from rl.episode import Episode
@@ -40,10 +41,6 @@ FATAL = (401, 402, 403, 404)  # key, money, rights, address: every other request
 LONGEST_PAUSE = 60.0  # seconds between two attempts, unless the server asks for more
 
 
-class TeacherError(ValueError):
-    """Collecting cannot begin or go on: the message says why and what would be right."""
-
-
 class Journal:
     """A file of JSON lines that one process appends to, synced line by line. A last line that a kill cut is dropped.
     UsageError says where a line lacks one of `keys`."""
@@ -54,7 +51,7 @@ class Journal:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise TeacherError(f"{path}: another process writes it; wait for it, or name another file") from None
+            raise UsageError(f"{path}: another process writes it; wait for it, or name another file") from None
         self.file.seek(0)
         self.file.truncate(self.file.read().rfind(b"\n") + 1)
         self.rows = [row for row, _ in read_lines(path, itemgetter(*keys))]
@@ -80,17 +77,17 @@ class Teacher:
         try:
             import openai
         except ImportError:
-            raise TeacherError("--policy api: the client is missing; pip install -r requirements-teacher.txt") from None
+            raise UsageError("--policy api: the client is missing; pip install -r requirements-teacher.txt") from None
         self.openai, self.config, self.key = openai, config, os.environ.get("OPENAI_API_KEY", "")
         if not config.teacher_model:
-            raise TeacherError("teacher_model = '': name the model that the API serves, --teacher_model=NAME")
+            raise UsageError("teacher_model = '': name the model that the API serves, --teacher_model=NAME")
         if not self.key:
-            raise TeacherError("OPENAI_API_KEY is not set; a server that asks for no key takes any text")
+            raise UsageError("OPENAI_API_KEY is not set; a server that asks for no key takes any text")
         if config.teacher_max_cost and not any(config.teacher_prices):
-            raise TeacherError("teacher_max_cost: is a limit on money, so give teacher_prices too")
+            raise UsageError("teacher_max_cost: is a limit on money, so give teacher_prices too")
         self.journal = Journal(path, "key", "task")
         self.answers = {row["key"]: row for row in self.journal.rows if "message" in row}
-        self.spent = Counter(dict.fromkeys(TOKENS, 0))  # all that was answered, in the journal's whole life
+        self.spent = Counter()  # tokens of all that was answered, in the journal's whole life
         for answer in self.answers.values():
             self.spent.update(answer["tokens"])
         self.usage: dict[tuple[str, int], Counter] = {}  # tokens by task and sample
@@ -107,16 +104,16 @@ class Teacher:
 
     def play(self, tasks: list[Task], samples: int, seed: tuple = (), temperature: float | None = None,
              progress: Callable[[Episode], None] | None = None) -> list[Episode]:
-        """As Policy.play, but the luck is the server's. Raises TeacherError, once the requests in flight are answered,
+        """As Policy.play, but the luck is the server's. Raises UsageError, once the requests in flight are answered,
         at a limit, for an endpoint that is of no use, and if some conversation could not be finished."""
         episodes = [Episode(task, 0, group, sample) for group, task in enumerate(tasks) for sample in range(samples)]
         temperature = self.config.temperature if temperature is None else temperature
         self.stop, self.unfinished = "", {}
         asyncio.run(self._play(episodes, temperature, progress))
         if self.stop:
-            raise TeacherError(self.stop)
+            raise UsageError(self.stop)
         for name, reason in self.unfinished.items():
-            raise TeacherError(f"{len(self.unfinished)} conversations are unfinished, {name} first ({reason}); the "
+            raise UsageError(f"{len(self.unfinished)} conversations are unfinished, {name} first ({reason}); the "
                                "same command goes on with them")
         return episodes
 
@@ -137,11 +134,10 @@ class Teacher:
         """Turn after turn to the episode's end, as rl.rollout does; without an ending if the teacher fell silent."""
         c, env, room = self.config, open_env(self.config.env), self.config.max_tokens
         episode.messages += opening(episode.task, c)
-        usage = self.usage[episode.task.id, episode.sample] = Counter(dict.fromkeys(TOKENS, 0))
+        usage = self.usage[episode.task.id, episode.sample] = Counter()
         while episode.ending is None:
             if episode.turns == c.max_turns or room < 1:
-                episode.end("turns" if room > 0 else "tokens")
-                return
+                return episode.end("turns" if room > 0 else "tokens")
             body = {"model": c.teacher_model, "messages": list(map(sendable, episode.messages)),
                     "temperature": temperature, "max_tokens": min(room, c.max_turn_tokens)}
             body |= ({"tools": env.TOOLS} if c.tools else {}) | (c.teacher_extra or {})
@@ -274,10 +270,9 @@ def read_completion(data) -> dict:
             content = "".join(str(part.get("text") or "") for part in content)
         thoughts, closed, content = str(content).rpartition("</think>")
         thoughts = {"reasoning_content": thoughts.strip().removeprefix("<think>").strip()} if closed else {}
-        functions = [(call.get("id"), call["function"]) for call in said.get("tool_calls") or ()]
-        calls = [{"type": "function", "id": str(name or f"call_{i}"),
-                  "function": {"name": str(function["name"]), "arguments": as_json(function.get("arguments") or {})}}
-                 for i, (name, function) in enumerate(functions)]
+        calls = [{"type": "function", "id": str(call.get("id") or f"call_{i}"), "function": {
+                  "name": str(call["function"]["name"]), "arguments": as_json(call["function"].get("arguments") or {})}}
+                 for i, call in enumerate(said.get("tool_calls") or ())]
         message = {"role": "assistant", "content": content.strip() if closed else content} | thoughts | (
             {"tool_calls": calls} if calls else {})
         return {"message": each_text(message, clean), "cut": choice.get("finish_reason") == "length",
@@ -334,8 +329,7 @@ def take_turn(episode: Episode, answer: dict, config: Config) -> None:
     episode.messages.append(message)
     episode.turns += 1
     if answer["cut"]:  # a turn that was cut is not read for calls
-        episode.end("length")
-        return
+        return episode.end("length")
     for i, call in enumerate(message.get("tool_calls", ())):
         function, *arguments = what_to_run(i, read_call(call), episode.task, config)
         text = function(*arguments)
@@ -350,16 +344,16 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
     """Have `policy`, called `name`, solve each task once, keep the conversations in `path` (see the module), and print
     the bill. Goes on where a killed command was.
 
-    `config` counts where the policy has none. Raises TeacherError if a task is one of the evaluation or RL sets, or if
+    `config` counts where the policy has none. Raises UsageError if a task is one of the evaluation or RL sets, or if
     `path` was begun by another policy or with other settings.
     """
     config = policy.config or config
     if config.env != STL:
-        raise TeacherError(f"env = {config.env!r}: only tasks of the STL world can be collected, as they have a hash")
+        raise UsageError(f"env = {config.env!r}: only tasks of the STL world can be collected, as they have a hash")
     wanted = {task.hash(): task for task in tasks}
     taken = reserved({(task.robot.half_width, task.robot.v_max) for task in tasks})
     for digest in wanted.keys() & taken.keys():
-        raise TeacherError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
+        raise UsageError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
                            "nothing may be learnt from them here; a teacher is measured by eval.py --policy api")
     with closing(Journal(path, "hash", "level", "success", "turns", "tokens", "messages", "task")) as file:
         manifest, prices = begin_manifest(path, name, config), config.teacher_prices
@@ -384,7 +378,7 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
 
 
 def begin_manifest(path: Path, name: str, config: Config) -> dict:
-    """The manifest with its settings. TeacherError if there is one already, with others."""
+    """The manifest with its settings. UsageError if there is one already, with others."""
     fields = ("chat", "tools", "tool_manner", "temperature", "max_turns", "max_tokens", "max_turn_tokens",
               "max_turn_calls", *(("teacher_model", "teacher_url", "teacher_extra") if name == "api" else ()))
     settings = {"policy": name} | {field: getattr(config, field) for field in fields}
@@ -392,7 +386,7 @@ def begin_manifest(path: Path, name: str, config: Config) -> dict:
     manifest = read_json(file) if file.exists() else {"settings": settings}
     for key, value in settings.items():
         if (old := manifest["settings"].get(key)) != value:
-            raise TeacherError(f"{path}: was begun with {key} = {old!r}, not {value!r}; name another file")
+            raise UsageError(f"{path}: was begun with {key} = {old!r}, not {value!r}; name another file")
     write_json(file, manifest)
     return manifest
 
@@ -415,11 +409,11 @@ def record(episode: Episode, name: str, config: Config, policy) -> dict:
     """A finished conversation of the policy called `name`, as its line in the file. The task goes without its known
     solution. Tokens: a teacher's as billed, a network's own as sampled and as read."""
     task, sampled = episode.task, episode.sampled
-    tokens = dict(zip(TOKENS, (len(episode.ids) - sampled, 0, sampled), strict=True))
+    used = {"uncached": len(episode.ids) - sampled, "cached": 0, "output": sampled}
     if isinstance(policy, Teacher):
-        tokens = dict(policy.usage[task.id, episode.sample])
+        used = {kind: policy.usage[task.id, episode.sample][kind] for kind in TOKENS}
     said = [message for message in episode.messages if message["role"] in ("assistant", "tool")]
     return {"id": task.id, "hash": task.hash(), "level": task.level or "none", "policy": name,
-            "success": episode.reward > 0, "ending": episode.ending, "turns": episode.turns, "tokens": tokens,
+            "success": episode.reward > 0, "ending": episode.ending, "turns": episode.turns, "tokens": used,
             "verdict": episode.verdict and asdict(episode.verdict), "messages": opening(task, config) + said,
             "task": replace(task, witness=None, plan=None).to_json()}

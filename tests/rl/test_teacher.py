@@ -385,7 +385,7 @@ def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
     (["--collect", "x.jsonl"], "one needs the other"),
     (["--collect", "x.json", "--tasks", "distill"], "must end in .jsonl"),
     (["--collect", "/proc/x/x.jsonl", "--tasks", "distill"], "--collect /proc/x/x.jsonl: cannot be written"),
-    (["--collect", "a.jsonl", "--tasks", "distill"], "--collect a.jsonl: is there, and is no file"),
+    (["--collect", "a.jsonl", "--tasks", "distill"], "--collect a.jsonl: must be a file"),
     (["--collect", "x.jsonl", "--tasks", "nothing"], "no such file; give one, or eval, rl, distill"),
     (["--collect", "x.jsonl", "--tasks", "sft:L0"], "how many"),
     (["--collect", "x.jsonl", "--tasks", "sft:L99=1"], "the levels are"),
