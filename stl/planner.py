@@ -38,7 +38,7 @@ LATEST = 1e6  # s; times up to here keep microseconds in a double
 FINEST = 20  # decimals of a map that are told apart
 EAGER = 400  # up to so many corners, all edges are found at once
 BATCH = 1 << 16  # pairs of a segment and a box that are tested together, to stay in the processor's cache
-START, GOAL = -2, -1  # ids in the search, beside those of the corners
+START, GOAL = -1, -2  # in the search, beside the numbers of the corners; the start is the last point of a query
 XY = Sequence[float]  # x, y in metres
 Point = tuple[int, int]  # x, y on the map's integer grid
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 on that grid
@@ -102,8 +102,8 @@ class GrownMap:
     """A map's grown rectangles and their corners in integers, `scale` to the metre.
 
     `boxes` [m, 4] holds the grown obstacles, then the grown regions, which count as obstacles only where a query
-    avoids them. Each edge between corners carries, as bits, which avoided regions close it, so that another avoid list
-    costs nothing. On very large maps a corner's edges are found at its first use.
+    avoids them. Each edge between corners carries, as bits, which regions close it while they are avoided, so that
+    another avoid list costs nothing. On very large maps a corner's edges are found at its first use.
     """
 
     def __init__(self, workspace: Rect, half_width: float, obstacles: tuple[tuple[str, Rect], ...],
@@ -136,32 +136,24 @@ class GrownMap:
         return max(x0 + r2, inside[0]), max(y0 + r2, inside[1]), min(x1 - r2, inside[2]), min(y1 - r2, inside[3])
 
     def _find_corners(self) -> None:
-        """Collect the corners that the centre can reach: `points` and `xy` [n, 2].
-
-        `slope` [n] is the sign of dx * dy of a direction that grazes the corner. `owner` is the bit of the region whose
-        corner it is (paths bend there only while that region is avoided), 0 for obstacles.
-        """
+        """Collect the corners that the centre can reach, of regions too: `points` and `xy` [n, 2]. `slope` [n] is the
+        sign of dx * dy of a direction that grazes the corner."""
         x0, y0, x1, y1 = self.boxes.T
         xy = np.stack([x0, y0, x1, y1, x0, y1, x1, y0], 1).reshape(-1, 2)  # per box two of slope -1, two of slope 1
         (x, y), (x0, y0, x1, y1) = xy.T[..., None], self.boxes[:self.n_obstacles].T
         free = ~((x > x0) & (x < x1) & (y > y0) & (y < y1)).any(1)
         free &= (xy >= self.inside[:2]).all(1) & (xy <= self.inside[2:]).all(1)
-        corners = {}  # a dict, to drop what is there twice and keep the order
-        for i in np.flatnonzero(free).tolist():
-            region = i // 4 - self.n_obstacles
-            owner = 1 << region if region >= 0 else 0
-            corners[int(xy[i, 0]), int(xy[i, 1]), -1 if i % 4 < 2 else 1, owner] = None
-        self.points = [(x, y) for x, y, _, _ in corners]
+        places = np.flatnonzero(free).tolist()
+        corners = dict.fromkeys((int(xy[i, 0]), int(xy[i, 1]), -1 if i % 4 < 2 else 1) for i in places)  # each once
+        self.points = [(x, y) for x, y, _ in corners]
         self.xy = np.array(self.points, self.dtype).reshape(-1, 2)
-        self.slope = np.array([slope for _, _, slope, _ in corners], int)
-        self.owner = [owner for *_, owner in corners]
+        self.slope = np.array([slope for *_, slope in corners], int)
         self.rows: list[list[tuple[int, float, int]] | None] = [None] * len(corners)
         if len(corners) <= EAGER:
             self._find_edges(range(len(corners)))
 
     def edges(self, v: int) -> list[tuple[int, float, int]]:
-        """Taut edges of corner v: (corner, metres, lock). A lock's low bits are the regions that close the edge while
-        they are avoided, its high bits the region that must be avoided for the other end to be a corner at all."""
+        """Taut edges of corner v: (corner, metres, lock), where the lock's bits are the regions that close the edge."""
         if self.rows[v] is None:
             self._find_edges([v])
         return self.rows[v]
@@ -178,8 +170,7 @@ class GrownMap:
         for i in corners:
             self.rows[i] = []
         for i, j, length, bits in zip(v.tolist(), w.tolist(), metres.tolist(), hits, strict=True):
-            lock = int.from_bytes(bits.tobytes(), "little") | self.owner[j] << len(self.region)
-            self.rows[i].append((j, length, lock))
+            self.rows[i].append((j, length, int.from_bytes(bits.tobytes(), "little")))
 
     def _metres(self, d: np.ndarray) -> np.ndarray:
         """Lengths of [n, 2]. By sqrt, which is rounded alike on every machine, so that ties break alike too."""
@@ -187,9 +178,8 @@ class GrownMap:
 
     def shortest(self, start: Point, goal: Box, avoid: Sequence[str]) -> list[Point] | None:
         """Points of a shortest path from a free point into the rectangle `goal` (A*), or None."""
-        avoided, n = sum(1 << self.region[name] for name in avoid), len(self.region)
-        closed = avoided | ((1 << n) - 1 ^ avoided) << n
-        first, end, floor = self._ends(start, goal, avoided)
+        closed = sum(1 << self.region[name] for name in avoid)
+        first, end, floor = self._ends(start, goal, avoid)
         heap, parent, best = [(0.0, 0.0, START, START)], {}, {}
         while heap:
             _, cost, v, back = heapq.heappop(heap)
@@ -206,25 +196,21 @@ class GrownMap:
                     heapq.heappush(heap, (cost + metres + floor[w], cost + metres, w, v))
         return None
 
-    def _ends(self, start: Point, goal: Box, avoided: int) -> tuple[list, dict, dict]:
-        """The query's own edges: from the start to corners, as in edges(); {START or corner: (metres, goal point)} to
-        the nearest point it sees; and each corner's distance to the goal rectangle, which A* uses as its bound."""
-        m = self.n_obstacles
-        boxes = self.boxes[[*range(m), *(m + i for i in range(len(self.region)) if avoided >> i & 1)]]
-        corners = [v for v, owner in enumerate(self.owner) if not owner & ~avoided]
-        ids, xy = [START, *corners], np.concatenate([np.array([start], self.dtype), self.xy[corners]])  # [n, 2]
+    def _ends(self, start: Point, goal: Box, avoid: Sequence[str]) -> tuple[list, list, list]:
+        """The query's own edges: from the start to corners, as in edges(); from each corner, and last the start, to the
+        nearest goal point it sees, as (metres, point); and their distances to the goal rectangle, A*'s lower bounds."""
+        boxes = self.boxes[[*range(self.n_obstacles), *(self.n_obstacles + self.region[name] for name in avoid)]]
+        xy = np.concatenate([self.xy, np.array([start], self.dtype)])  # [n, 2]
         low, high, *crossings = (np.array(c, self.dtype) for c in (goal[:2], goal[2:], *_crossings(boxes, goal)))
         ends = np.stack([xy.clip(low, high), *(np.broadcast_to(c, xy.shape) for c in crossings)])  # [ends, n, 2]
-        # all segments in one go: from the start to each corner, then from each of both to its ends
-        tails = np.concatenate([np.broadcast_to(xy[:1], xy.shape), np.broadcast_to(xy, ends.shape).reshape(-1, 2)])
+        # all segments in one go: from the start to each of the n, then from each of the n to its ends
+        tails = np.concatenate([np.broadcast_to(xy[-1:], xy.shape), np.broadcast_to(xy, ends.shape).reshape(-1, 2)])
         heads = np.concatenate([xy, ends.reshape(-1, 2)])
-        free, metres = ~_hits(tails, heads, boxes).any(1), self._metres(heads - tails)
-        n = len(ids)
-        first = [(ids[i], float(metres[i]), 0) for i in np.flatnonzero(free[:n]) if i]
+        free, metres, n = ~_hits(tails, heads, boxes).any(1), self._metres(heads - tails), len(xy)
+        first = [(v, float(metres[v]), 0) for v in np.flatnonzero(free[: n - 1]).tolist()]
         to_goal = np.where(free[n:], metres[n:], math.inf).reshape(-1, n)  # [ends, n]
         best = ends[to_goal.argmin(0), range(n)].tolist()
-        end = dict(zip(ids, zip(to_goal.min(0).tolist(), best, strict=True), strict=True))
-        return first, end, dict(zip(ids, metres[n : 2 * n].tolist(), strict=True))
+        return first, list(zip(to_goal.min(0).tolist(), best, strict=True)), metres[n : 2 * n].tolist()
 
     def _unwind(self, parent: dict[int, int], start: Point, end: Point) -> list[Point]:
         """The points of the path that A* found, without those that lie straight between their neighbours."""
