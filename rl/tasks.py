@@ -116,20 +116,18 @@ def read_lines(path: str | Path, read: Callable) -> Iterator[tuple[dict, object]
                 raise cli.UsageError(f"{path}, line {i}: {str(error)[:300]}") from None
 
 
-def reserved(robots: Collection[tuple[float, float]] | None = None, folder: str | Path = "data") -> dict[str, str]:
-    """Task.hash() -> id of every evaluation and RL task, from which no conversation may be learnt. Kept as `_keep`
-    says.
+def reserved(robots: Collection[tuple[float, float]], folder: str | Path = "data") -> dict[str, str]:
+    """Task.hash() -> id of every evaluation and RL task with one of these robots (half width, v_max): no conversation
+    about it may be learnt from. Kept as `_keep` says.
 
-    `robots`: only of levels with one of these (half width, v_max). The hash contains them and a level has one pair, so
-    no task with another pair can be among the rest; what a task is called says nothing.
+    The hash contains the robot and a level has one, so other levels need not be made; a task's name says nothing.
     """
-    pairs = {level: make_task(level, "eval", 0).robot for split in ("eval", "rl") for level in SETS[split]}
-    levels = [level for level, robot in pairs.items() if robots is None or (robot.half_width, robot.v_max) in robots]
     found: dict[str, str] = {}
-    for level in levels:  # the files do not depend on what else is asked for
-        jobs = [(level, split, i) for split in ("eval", "rl") for i in range(SETS[split].get(level, 0))]
-        digests = _keep(_task_hash, jobs, f"tasks of {level} to keep out", folder)
-        found |= {digest: "-".join(map(str, job)) for digest, job in zip(digests, jobs, strict=True)}
+    for level in SETS["eval"] | SETS["rl"]:
+        if robot_of(make_task(level, "eval", 0).to_json()) in robots:
+            jobs = [(level, split, i) for split in ("eval", "rl") for i in range(SETS[split].get(level, 0))]
+            digests = _keep(_task_hash, jobs, f"tasks of {level} to keep out", folder)
+            found |= {digest: "-".join(map(str, job)) for digest, job in zip(digests, jobs, strict=True)}
     return found
 
 

@@ -1,9 +1,8 @@
 """Calls, of tools above all, in processes of their own: the sampler goes on meanwhile, and a call that hangs costs one
 answer.
 
-A worker reads pickled calls from its standard input and writes their results to its standard output. It knows nothing
-of torch or a GPU. It ends when its input does, as it also does when the parent is killed; its own timer ends it in
-a call that takes too long.
+A worker reads pickled calls from its standard input and writes their results to its standard output. It ends when its
+input does, so also when the parent is killed; its own timer ends it in a call that takes too long.
 """
 import os
 import pickle

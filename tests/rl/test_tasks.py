@@ -181,12 +181,13 @@ def test_what_cannot_be_kept_is_not_made(tmp_path):
 def test_tasks_to_keep_out_are_those_with_the_same_robot(tmp_path, monkeypatch):
     few = {level: 2 for level in LEVELS[1:]}
     monkeypatch.setattr(tasks_module, "SETS", {"eval": few, "rl": few | {"L8": 1}})
-    every, robots = reserved(folder=tmp_path / "all"), {}
+    robots = {}
     for level in LEVELS:
         pairs = {robot_of(make_task(level, split, i).to_json()) for split in ("eval", "rl", "sft") for i in range(6)}
         assert len(pairs) == 1, "the robot of a level is always the same"
         robots.setdefault(pairs.pop(), set()).add(level)
     assert robots == {(0.2, 1.0): {"L0"}, (0.3, 1.0): set(LEVELS[1:6]), (0.2, 0.5): set(LEVELS[6:])}
+    every = reserved(robots, tmp_path / "all")
     for robot, levels in robots.items():
         assert reserved({robot}, tmp_path) == {
             digest: name for digest, name in every.items() if name.partition("-")[0] in levels}

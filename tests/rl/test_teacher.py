@@ -372,7 +372,7 @@ def test_policies_without_an_api_collect_the_same_way(policy, capsys):
 
 
 def test_tasks_of_the_sets_are_refused_under_any_name(capsys):
-    assert len(reserved()) == 2 and len(list(Path("data").glob("*keep-out*"))) == 1
+    assert len(reserved({(0.3, 1.0)})) == 2 and len(list(Path("data").glob("*keep-out*"))) == 1
     args = ["--collect", "e.jsonl", "--tasks"]
     assert "as L1-eval-0" in mistake(capsys, *args, "eval")
     renamed = make_task("L1", "rl", 0).to_json() | {"id": "mine", "level": "L7"}
