@@ -318,6 +318,18 @@ def test_the_dry_run_goes_the_whole_way(qwen_folder, tmp_path, monkeypatch, caps
     assert not any(tmp_path.iterdir())
 
 
+def test_with_torchrun_one_process_goes_the_dry_way(monkeypatch, capsys):
+    """Alone; the plan is for all ranks."""
+    went = []
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(train, "dry_run", lambda *_: went.append("dry run"))
+    monkeypatch.setattr(train.dist, "start", went.append)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        assert train.main(["--config", "l8.py", "--dry-run"]) == 0 and "8,953,803,264" in capsys.readouterr().out
+    assert went == ["dry run", "cpu", "cpu"]
+
+
 def test_the_dry_run_of_another_world_that_draws_on(tmp_path, monkeypatch, capsys):
     """Whatever its answers look like; dynamic sampling draws no more tasks than the script has."""
     monkeypatch.chdir(tmp_path)
