@@ -349,7 +349,7 @@ class Qwen(nn.Module):
         where = list(range(len(ids))) if slots is None else torch.as_tensor(slots).tolist()
         rows, source = cache.select(torch.as_tensor(counts).tolist(), where)
         place = (source.to(ids.device), rows.offset.to(ids.device))
-        packed = self._decoder(ids[place], rows, cache)
+        packed = self._decoder(ids[place].to(rows.device), rows, cache)
         cache.lengths[cache.slots] += rows.lengths
         hidden = packed.new_zeros(*ids.shape, packed.shape[-1])
         hidden[place] = packed

@@ -160,8 +160,12 @@ class VllmSampler:
         self.lengths: dict[int, int] = {}  # of those that are, when last seen
 
     def _abort(self) -> None:
+        """Drop all requests, and let the engine finish with them: before that it would not give its caches back."""
         self.engine.abort_request(list(self.names))
         self._forget()
+        with time_limit(self.config.engine_seconds):
+            while self.core.scheduler.has_requests() or self.core.batch_queue:
+                self.engine.step()
 
     def _blocks(self, length: int) -> int:
         """Blocks of the cache that a conversation of `length` tokens holds: of each delta net a state and the next."""
@@ -254,7 +258,8 @@ class VllmSampler:
             skip_tokenizer_init=True, max_model_len=c.max_tokens, max_num_seqs=c.sampler_slots,
             max_num_batched_tokens=max(c.engine_tokens, c.sampler_slots), enable_prefix_caching=c.prefix_caching,
             scheduling_policy="priority", enforce_eager=c.enforce_eager, seed=0, disable_log_stats=False, **arguments))
-        manager = self.engine.engine_core.engine_core.scheduler.kv_cache_manager
+        self.core = self.engine.engine_core.engine_core
+        manager = self.core.scheduler.kv_cache_manager
         specs = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         self.groups = [(spec.block_size, isinstance(spec, MambaSpec)) for spec in specs]
         self.budget, self.freed = manager.block_pool.num_gpu_blocks - 1, 0
@@ -264,8 +269,9 @@ class VllmSampler:
         """End the engine and give all its memory back."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        self._wake()  # its allocator cannot free what sleeps
         self.engine.engine_core.shutdown()
-        self.engine = self.lora = None
+        self.engine = self.core = self.lora = None
         cleanup_dist_env_and_memory()
 
     def rebuild(self, sync: str) -> None:

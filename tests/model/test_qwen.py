@@ -90,6 +90,16 @@ def test_decoding_in_pieces_into_any_slots(reference, kind):
     assert [len(r) for r in rows] == at == cache.lengths[slots].tolist()
 
 
+def test_new_tokens_follow_the_cache_to_its_device():
+    """A sampler plans on the CPU wherever the model is; the meta device stands for a GPU."""
+    with torch.device("meta"):
+        model = Qwen(ModelConfig(11, 8, 8, 1, 2, 1, 4))
+    seen = []
+    model.embed_tokens.register_forward_pre_hook(lambda _, ids: seen.append(ids[0].device.type))
+    model.extend(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 1]), model.new_cache(2, 4))
+    assert seen == ["meta"]
+
+
 def test_cache_refuses_what_does_not_fit():
     model = Qwen.random(ModelConfig(11, 8, 8, 1, 2, 1, 4))
     cache = model.new_cache(2, 4)

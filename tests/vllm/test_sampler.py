@@ -139,6 +139,37 @@ def welch(a, b) -> float:
     return abs(float((a.mean() - b.mean()) / ((a.var() + b.var()) / len(a)).sqrt()))
 
 
+@only("qwen3-adapter", "qwen3.5-merged")
+def test_the_engine_takes_the_calls_of_sleep_and_wake(policy, short_prompts, monkeypatch):
+    """The scheduler that refuses to sleep in the middle of something is the GPU's; only the allocator is left out."""
+    import rl.sampler_vllm as module
+
+    sampler, calls = policy.sampler, []
+    executor, prompt = sampler.core.model_executor, policy.chat.prompt(TASKS[0])
+    rpc = executor.collective_rpc
+
+    def without_allocator(method, *args, **more):
+        if method not in ("sleep", "wake_up", "discard"):
+            return rpc(method, *args, **more)
+        calls.append(method)
+
+    monkeypatch.setattr(executor, "collective_rpc", without_allocator)
+    monkeypatch.setattr(module, "free_bytes", lambda: 0)
+    monkeypatch.setattr(sampler, "sleeps", True)
+    for version in (1, 2):
+        for key in range(3):
+            sampler.add(key, prompt, 5 + 30 * key, key)
+        assert len(sampler.step()) == 1  # the others are in the middle of their turns
+        sampler.release()
+        assert sampler.core.is_sleeping() and not sampler.awake
+        sampler.load(version)
+        assert policy.play(TASKS, 1, ("s",)) and not sampler.awake
+    adapter = policy.sampler.sync == "adapter"
+    assert calls[:2] == (["discard", "wake_up"] if adapter else ["sleep", "wake_up"])
+    sampler._wake()
+    assert not sampler.core.is_sleeping()
+
+
 # ------------------------------------------------------------------------------------------------------- the probe
 
 

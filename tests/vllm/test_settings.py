@@ -85,6 +85,7 @@ def sampler(monkeypatch):
     monkeypatch.setattr(sampler_vllm, "free_bytes", lambda: 0)
     made = VllmSampler.__new__(VllmSampler)
     made.config, made.sync, made.engine = Config(**GIVEN, sync="merged", sleep_level=1), "merged", Engine()
+    made.core = SimpleNamespace(scheduler=SimpleNamespace(has_requests=bool), batch_queue=None)
     made.adapter, made.model, made.sleeps, made.freed, made.version = None, SimpleNamespace(parameters=list), True, 0, 0
     made.grown, made.counts, made.awake, made.warm = [7], Counter(), False, False
     made._forget()
