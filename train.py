@@ -227,7 +227,7 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     step = begun = last.step if last else 0
     run.rewind("grpo", step)
     stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
-    saving: dict[str, float] = {}
+    clock = Clock()
     with tqdm(total=config.steps, initial=step, desc="grpo", unit="step") as bar:
         while True:
             if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
@@ -237,12 +237,10 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
             if step >= config.steps:  # more: --force has set fewer steps than were done
                 break
             step += 1
-            row = grpo_step(config, run, policy, learner, stream, step)
-            row["time"] |= saving  # of the checkpoint before
+            row = grpo_step(config, run, policy, learner, stream, step, clock)
             run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
-            with (clock := Clock())("checkpoint"):
+            with clock("checkpoint"):  # its time is in the next step's row
                 save(run, policy, learner, "grpo", step, {})
-            saving, row["time"] = clock.seconds, row["time"] | clock.seconds
             bar.write(f"{report.step_line(row)}\n{ledger.step(row)}")
             if "memory" in row and step == begun + 1:
                 bar.write(against_plan(config, policy.model.config, row["memory"]))
@@ -252,9 +250,9 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     evaluate(policy, run, ledger, tasks, "grpo", step, 0.0)
 
 
-def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int) -> dict:
+def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int, clock: Clock
+              ) -> dict:
     """One step, phase by phase; returns the row of the log."""
-    clock = Clock()
     with clock("sample"):
         episodes = run.read_episodes(step)  # finished before a kill: only the update is done again
         if episodes is None:

@@ -64,10 +64,11 @@ class Clock:
 
     def figures(self) -> dict[str, dict]:
         """For a row of the log: the seconds as a mean over the ranks, so that they add up to the step's; the most bytes
-        of any rank."""
+        of any rank. What comes next is counted from 0 on."""
         ranks = dist.gather([(self.seconds, self.peaks)])
         seconds = {phase: sum(times[phase] for times, _ in ranks) / len(ranks) for phase in self.seconds}
         peaks = {phase: max(most[phase] for _, most in ranks) for phase in self.peaks}
+        self.seconds, self.peaks = {}, {}
         return {"time": seconds} | ({"memory": peaks} if peaks else {})
 
 

@@ -83,7 +83,7 @@ def arrange_kill(where: str) -> None:
     if phase == "rollouts":
         train.Run.write_episodes = killing(train.Run.write_episodes, lambda run, at, episodes: at == int(step))
     elif phase == "update":
-        train.grpo_step = killing(train.grpo_step, lambda *args: args[-1] == int(step))
+        train.grpo_step = killing(train.grpo_step, lambda *args: args[5] == int(step))
     else:
         train.Run.save = killing(train.Run.save, lambda run, name, at, *rest: (name, at) == (stage, int(step)))
 

@@ -82,6 +82,8 @@ def test_clocks_and_memory_of_all_ranks(monkeypatch):
     """Seconds: the mean, which the FLOPs of all cards are divided by. Memory: the fullest card's."""
     clock = Clock()
     clock.seconds, clock.peaks = {"sample": 4.0, "update": 1.0}, {"update": 5}
-    assert clock.figures() == {"time": clock.seconds, "memory": clock.peaks}
+    assert clock.figures() == {"time": {"sample": 4.0, "update": 1.0}, "memory": {"update": 5}}
+    assert clock.figures() == {"time": {}}
+    clock.seconds, clock.peaks = {"sample": 4.0, "update": 1.0}, {"update": 5}
     monkeypatch.setattr(dist, "gather", lambda items: [*items, ({"sample": 4.0, "update": 3.0}, {"update": 7})])
     assert clock.figures() == {"time": {"sample": 4.0, "update": 2.0}, "memory": {"update": 7}}

@@ -9,7 +9,7 @@ import train
 from model import budget
 from model.qwen import ModelConfig
 from rl.config import load_config, replace
-from rl.ledger import Ledger, against_plan, flops
+from rl.ledger import Clock, Ledger, against_plan, flops
 from rl.report import step_line
 from rl.rollout import new_episodes
 from rl.sampler import make_seed
@@ -86,7 +86,7 @@ class Disk:
 
 def step_of(config, policy, step=1, mix=CONFIG.mix):
     pupil, disk = Pupil(policy.diary), Disk()
-    row = train.grpo_step(config, disk, policy, pupil, TaskStream(mix, CONFIG.split, CONFIG.seed), step)
+    row = train.grpo_step(config, disk, policy, pupil, TaskStream(mix, CONFIG.split, CONFIG.seed), step, Clock())
     return row, pupil, disk
 
 
@@ -149,7 +149,7 @@ def test_episodes_of_a_broken_grader_are_not_kept():
     policy.play = lambda *args, **more: [setattr(e, "ending", "error") or e.messages.append({"content": "it"}) or e
                                          for e in Player.play(policy, *args, **more)]
     with pytest.raises(RuntimeError, match="the task world failed on"):
-        train.grpo_step(CONFIG, disk, policy, Pupil([]), stream(), 1)
+        train.grpo_step(CONFIG, disk, policy, Pupil([]), stream(), 1, Clock())
     assert not hasattr(disk, "episodes")
 
 
