@@ -63,7 +63,6 @@ class Config:
     sft_steps: int = 0  # 0: none; with `sft_file`: sft_epochs decides
     sft_file: str = ""  # made by sample.py --collect
     sft_epochs: int = 2
-    sft_failures: bool = False  # learn from failed conversations too
     sft_held_out: int = 0  # conversations kept back to measure the loss on
     sft_patience: int = 0  # measurements without a lower held-out loss that end the stage; 0: none do
     sft_batch: int = 16  # conversations

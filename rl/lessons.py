@@ -16,7 +16,7 @@ from rl.tasks import demonstrations, read_lines, reserved, robot_of, shuffled
 def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode], list[Episode]]:
     """What the supervised stage learns from, and what it keeps back to measure the loss on.
 
-    Of config.sft_file: only successes (or as sft_failures says), in the student's own tokens, and within its budget.
+    Of config.sft_file: only successes, in the student's own tokens, and within its budget.
     Says what is left out. Raises ConfigError if nothing is left, or a task of `tasks` or of the evaluation or RL sets
     is in the file.
     """
@@ -29,10 +29,8 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
         if row["hash"] in taken:
             raise ConfigError(f"sft_file = {config.sft_file!r}: has the task {row['id']}, which is in the evaluation "
                               f"or RL sets (as {taken[row['hash']]}); nothing may be learnt from those here")
-        if not row["success"] and not config.sft_failures:
+        if not row["success"]:
             left_out["failed"] += 1
-        elif row["ending"] not in ("answer", "no answer", "turns"):
-            left_out["with a turn that was cut"] += 1
         elif (episode := try_encode(policy, row)) is None:
             left_out["that the chat format cannot say"] += 1
         elif len(episode.ids) > config.max_tokens:
@@ -51,7 +49,7 @@ def lessons(config: Config, policy: Policy, tasks: list) -> tuple[list[Episode],
 
 def check_row(row: dict) -> tuple[float, float]:
     """The robot of a conversation's task. Raises KeyError or TypeError for what sample.py --collect did not write."""
-    itemgetter("id", "hash", "success", "ending", "messages")(row)
+    itemgetter("id", "hash", "success", "messages")(row)
     return robot_of(row["task"])
 
 
