@@ -26,7 +26,6 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     messages: list[dict] = field(default_factory=list)  # what was said, to read; training never looks at it
     turns: int = 0
-    calls: list = field(default_factory=list)  # of tools, in the last turn, that are not answered yet
     ending: str | None = None  # one of ENDINGS once it is over
     verdict: Verdict | None = None
     reward: float = 0.0

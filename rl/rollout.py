@@ -52,10 +52,9 @@ def rollout(sampler, chat, episodes: list[Episode], config, progress: Callable[[
         completions = sampler.step(workers.ready)
         for completion in completions:
             episode = episodes[completion.key]
-            take_turn(chat, episode, completion, config)
-            if episode.calls:
+            if calls := take_turn(chat, episode, completion, config):
                 workers.submit(completion.key, [what_to_run(i, call, episode.task, config)
-                                                for i, call in enumerate(episode.calls)])
+                                                for i, call in enumerate(calls)])
             else:
                 go_on(completion.key, episode)
         for key, texts in workers.collect(block=not completions):
@@ -75,20 +74,20 @@ def ask(sampler, key: int, episode: Episode, config) -> None:
         sampler.add(key, episode.ids, min(room, config.max_turn_tokens), episode.seed)
 
 
-def take_turn(chat, episode: Episode, completion: Completion, config) -> None:
-    """Append a sampled turn; it leaves calls to be answered, or ends the episode."""
+def take_turn(chat, episode: Episode, completion: Completion, config) -> list[Call]:
+    """Append a sampled turn and return its calls, which are to be answered; without calls the episode has ended."""
     episode.append(completion.ids, completion.logprobs)
     episode.turns += 1
     if not completion.stopped or completion.ids[-1] != chat.stop_id:  # not a whole turn: it is not read for calls
         cut = "tokens" if len(episode.ids) >= config.max_tokens else "length"
         episode.messages.append(chat.parse(completion.ids, whole=False).message())
         episode.end("eos" if completion.stopped else cut)
-    else:
-        turn = chat.parse(completion.ids)
-        episode.messages.append(turn.message())
-        episode.calls = turn.calls
-        if not turn.calls:
-            finish(episode, turn.content, open_env(config.env).grade)
+        return []
+    turn = chat.parse(completion.ids)
+    episode.messages.append(turn.message())
+    if not turn.calls:
+        finish(episode, turn.content, open_env(config.env).grade)
+    return turn.calls
 
 
 def finish(episode: Episode, text: str, grade: Callable) -> None:
@@ -121,7 +120,6 @@ def what_to_run(place: int, call: Call, task, config) -> tuple:
 
 def take_answers(chat, episode: Episode, texts: list[str], config) -> None:
     """Append the answers to the last turn's calls, unless they no longer fit or a tool raised."""
-    episode.calls = []
     for i, text in enumerate(texts):
         if isinstance(text, Fault):
             return fail(episode, str(text))

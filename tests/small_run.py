@@ -53,12 +53,11 @@ def flip_at_the_end(take_turn):
     """Episodes that would end by their length are graded too: an untrained model rarely ends a turn."""
     def wrapped(chat, episode, completion, config):
         if completion.stopped:
-            take_turn(chat, episode, completion, config)
-        else:
-            episode.append(completion.ids, completion.logprobs)
-            episode.turns += 1
-            episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
-            coin(episode, "")
+            return take_turn(chat, episode, completion, config)
+        episode.append(completion.ids, completion.logprobs)
+        episode.turns += 1
+        episode.messages.append({"role": "assistant", "content": chat.text(completion.ids)})
+        coin(episode, "")
 
     return wrapped
 
