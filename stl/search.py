@@ -30,7 +30,6 @@ Waypoints = list[list[float]]
 Atoms = dict[Formula, Intervals]  # when each atom holds
 WIDTHS = (6, 24, 96, 384)  # nodes kept a layer, in one attempt after the other
 MAX_STOPS = 40  # visits on a path
-ALIKE = 3  # nodes kept, at least, of those that end in one region with the same formulas done
 
 
 def search(task: Task, seconds: float = 10.0) -> tuple[Waypoints | None, str]:
@@ -44,10 +43,6 @@ class _Node:
     atoms: Atoms  # up to the end of the path
     region: str  # where it ends; "" at the start
     done: frozenset[int]  # formulas that hold even if no region is visited any more
-
-    @property
-    def end(self) -> float:
-        return self.path[-1][0]
 
 
 def _until(atoms: Atoms, end: float) -> Atoms:
@@ -85,7 +80,7 @@ class _Search:
 
     def _next_layer(self, layer: list[_Node], width: int) -> tuple[list[_Node], Waypoints | None]:
         """The best nodes one visit on, or a solution."""
-        found: dict[tuple, list[_Node]] = {}
+        found: list[_Node] = []
         for node in layer:
             for child, rest in self._children(node):
                 if time.monotonic() > self.deadline:
@@ -93,13 +88,11 @@ class _Search:
                 if rest and check(self.task, rest).ok:
                     return [], rest
                 if child:
-                    found.setdefault((child.region, child.done), []).append(child)
-        alike = max(ALIKE, width // 8)
-        nodes = [node for some in found.values() for node in sorted(some, key=lambda node: node.end)[:alike]]
-        nodes.sort(key=lambda node: (-len(node.done), node.end))
-        self.cut |= len(nodes) > width or any(len(some) > alike for some in found.values())
-        self.best = max([self.best, *(len(node.done) for node in nodes)])
-        return nodes[:width], None
+                    found.append(child)
+        found.sort(key=lambda node: (-len(node.done), node.path[-1][0]))
+        self.cut |= len(found) > width
+        self.best = max([self.best, *(len(node.done) for node in found)])
+        return found[:width], None
 
     def _children(self, node: _Node) -> Iterator[tuple[_Node | None, Waypoints | None]]:
         """(a node one visit on, None), or (None, a path that satisfies everything if the robot rests at its end)."""
