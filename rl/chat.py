@@ -42,15 +42,6 @@ def each_text(value, change: Callable[[str], str], depth: int = DEPTH):
     return [each_text(item, change, depth - 1) for item in value] if isinstance(value, list) else value
 
 
-def read_arguments(text: object) -> dict | None:
-    """The arguments of a call in OpenAI's form, an object as JSON; None if they cannot be read."""
-    try:
-        arguments = each_text(json.loads(text), clean)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return arguments if isinstance(arguments, dict) else None
-
-
 @dataclass
 class Call:
     """One tool call; `error` says why it cannot be run (then arguments are empty), `text` is what the model wrote."""
@@ -98,6 +89,27 @@ def argument_schemas(env: str) -> dict[str, dict[str, dict]]:
 def is_text(schema: dict) -> bool:
     """Whether a value of this schema is a string, which is read as it stands."""
     return schema.get("type") == "string" or "type" not in schema and isinstance((schema.get("enum") or [0])[0], str)
+
+
+def read_calls(message: dict) -> list[Call]:
+    """The calls of a message in OpenAI's form; one whose arguments are not an object as JSON has an error."""
+    calls = []
+    for function in (call["function"] for call in message.get("tool_calls", ())):
+        try:
+            arguments = each_text(json.loads(function["arguments"]), clean)
+        except (ValueError, TypeError, RecursionError):
+            arguments = None
+        error = None if isinstance(arguments, dict) else "the arguments are not a JSON object"
+        calls.append(Call(function["name"], {} if error else arguments, error))
+    return calls
+
+
+def sayable_calls(message: dict) -> Iterator[tuple[str, dict]]:
+    """Name and arguments of each call, without what is null: no template can say what is absent. Raises ChatError."""
+    for call in read_calls(message):
+        if call.error:
+            raise ChatError(call.error)
+        yield call.name, {key: value for key, value in call.arguments.items() if value is not None}
 
 
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
@@ -177,7 +189,7 @@ class QwenChat:
         said where the chat format has thinking on. Raises ChatError for a call that cannot be read."""
         calls = [{"type": "function", "function": {"name": self.plain(name),
                                                    "arguments": each_text(arguments, self.plain)}}
-                 for name, arguments in named_arguments(message)]
+                 for name, arguments in sayable_calls(message)]
         said = {"role": "assistant", "content": self.plain(message.get("content") or ""), "tool_calls": calls}
         if self.thinking and message.get("reasoning_content"):
             said["reasoning_content"] = self.plain(message["reasoning_content"])
@@ -245,16 +257,6 @@ def read_xml(text: str, schemas: dict[str, dict[str, dict]]) -> tuple[str, dict]
             with suppress(ValueError):
                 arguments[key] = json.loads(value)
     return name, arguments
-
-
-def named_arguments(message: dict) -> Iterator[tuple[str, dict]]:
-    """The name and the arguments of each call of a message in OpenAI's form, without those that are null: no template
-    can say what is absent. Raises ChatError for a call that cannot be read."""
-    for call in message.get("tool_calls", ()):
-        arguments = read_arguments(call["function"]["arguments"])
-        if arguments is None:
-            raise ChatError("a call's arguments are not a JSON object")
-        yield call["function"]["name"], {key: value for key, value in arguments.items() if value is not None}
 
 
 # -------------------------------------------------------------------------------------------------- compact format
@@ -355,7 +357,7 @@ class CompactChat:
     def assistant(self, message: dict) -> list[int]:
         """What the world keeps of the text, the calls, and the stop token."""
         words = [self.env.compact_assistant(message.get("content") or "")]
-        for name, arguments in named_arguments(message):
+        for name, arguments in sayable_calls(message):
             schemas = argument_schemas(self.env_name).get(name, {})
             words += ["<call>", name]
             for key, value in arguments.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.chat import read_arguments
+from rl.chat import read_calls
 from rl.episode import Episode
 from stl.formula import In, Out, Until
 from stl.monitor import SLACK, clip, shape_problem
@@ -50,10 +50,8 @@ def uses(episode: Episode) -> list[Use]:
         if message["role"] == "assistant":
             turn += 1
             waiting = []
-            for call in message.get("tool_calls", ()):
-                arguments = read_arguments(call["function"]["arguments"])
-                answer = "Error: cannot be read" if arguments is None else ""
-                waiting.append(Use(turn, call["function"]["name"], arguments or {}, answer, []))
+            for call in read_calls(message):
+                waiting.append(Use(turn, call.name, call.arguments, "Error: cannot be read" if call.error else "", []))
             found += waiting
         elif message["role"] == "tool" and waiting:
             waiting.pop(0).answer = message["content"]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rl.chat import Call, clean, each_text, read_arguments
+from rl.chat import clean, each_text, read_calls
 from rl.cli import UsageError
 from rl.config import Config
 from rl.env import STL, Fault, open_env
@@ -307,19 +307,13 @@ def warn_of_usage() -> None:
                "in the bill and for the limits", file=sys.stderr)
 
 
-def read_call(call: dict) -> Call:
-    """A call in OpenAI's form, as the tools take it; what cannot be read gets a readable answer."""
-    name, arguments = call["function"]["name"], read_arguments(call["function"]["arguments"])
-    return Call(name, error="the arguments are not a JSON object") if arguments is None else Call(name, arguments)
-
-
 def sendable(message: dict) -> dict:
     """`message` as part of a history: many servers refuse one in which a call's arguments are not JSON, or that has
     thoughts."""
     sent = {key: value for key, value in message.items() if key != "reasoning_content"}
     if "tool_calls" in sent:
-        sent["tool_calls"] = [call | {"function": call["function"] | {"arguments": "{}"}} if read_call(call).error else
-                              call for call in sent["tool_calls"]]
+        sent["tool_calls"] = [call | {"function": call["function"] | {"arguments": "{}"}} if read.error else call
+                              for call, read in zip(sent["tool_calls"], read_calls(message), strict=True)]
     return sent
 
 
@@ -330,12 +324,12 @@ def take_turn(episode: Episode, answer: dict, config: Config) -> None:
     episode.turns += 1
     if answer["cut"]:  # a turn that was cut is not read for calls
         return episode.end("length")
-    for i, call in enumerate(message.get("tool_calls", ())):
-        function, *arguments = what_to_run(i, read_call(call), episode.task, config)
+    for i, call in enumerate(read_calls(message)):
+        function, *arguments = what_to_run(i, call, episode.task, config)
         text = function(*arguments)
         if isinstance(text, Fault):
             return fail(episode, str(text))
-        episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        episode.messages.append({"role": "tool", "tool_call_id": message["tool_calls"][i]["id"], "content": text})
     if "tool_calls" not in message:
         finish(episode, message["content"], open_env(config.env).grade)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.countdown import env as countdown
-from rl.chat import DEPTH, ChatError, CompactChat, QwenChat, argument_schemas, each_text, read_arguments, read_call
+from rl.chat import DEPTH, ChatError, CompactChat, QwenChat, Turn, argument_schemas, each_text, read_call, read_calls
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import read_answer, system_prompt, user_prompt
@@ -208,7 +208,8 @@ def test_arguments_are_bounded_in_depth(depth):
         call = read_call(f"{text}</tool_call>")
         fits = depth < DEPTH  # with the arguments themselves
         assert bool(call.error) != fits and (not call.error or f"more than {DEPTH} deep" in call.error)
-        assert read_arguments(json.dumps(call.arguments)) == ({"waypoints": json.loads(nested)} if fits else {})
+        (again,) = read_calls(Turn("", [call]).message())
+        assert again.arguments == ({"waypoints": json.loads(nested)} if fits else {})
 
 
 def test_half_characters_are_replaced_and_whole_ones_kept():

@@ -17,13 +17,13 @@ import sample as sample_script
 import train
 from rl import lessons
 from rl import tasks as tasks_module
-from rl.chat import CompactChat, QwenChat
+from rl.chat import CompactChat, QwenChat, read_calls
 from rl.config import load_config, replace
 from rl.rollout import new_episodes, rollout
 from rl.run import Run
 from rl.sampler_script import ScriptSampler
 from rl.tasks import named_tasks, reserved
-from rl.teacher import TOKENS, read_call, read_completion, sendable, warn_of_usage
+from rl.teacher import TOKENS, read_completion, sendable, warn_of_usage
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import user_prompt
@@ -439,7 +439,7 @@ def test_what_servers_say_in_other_forms():
     message = completion(content="x \ud83d", tool_calls=calls)["message"]
     json.dumps(message, ensure_ascii=False).encode()  # what goes over the wire
     assert message["content"] == "x \ufffd" and message["tool_calls"][0]["id"] == "\ufffd"
-    read = [read_call(call) for call in message["tool_calls"]]
+    read = read_calls(message)
     assert [call.arguments for call in read] == [{"goal_region": "\ufffd", "avoid": None}, {"goal_region": "\ufffd"},
                                                  {}, {}, {}]
     assert [bool(call.error) for call in read] == [False, False, True, True, True]
