@@ -41,7 +41,7 @@ from rl.plan import show_plan
 from rl.policy import Policy, check_machine, check_prompts, resume_policy
 from rl.probe import prove
 from rl.run import Checkpoint, Run, latest_checkpoint, run_folder
-from rl.tasks import TaskStream, held_out
+from rl.tasks import held_out, training_tasks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,7 +114,7 @@ def check(config: Config, begun: bool) -> Path | None:
                           "GPUs imitate with steps = 0, then start a run with `adapter` from that one's folder")
     model = check_machine(replace(config, adapter="") if begun else config, config.model)
     if not begun:
-        first = TaskStream(config.mix, config.split, config.seed, config.env).batch(0, config.tasks_per_step)
+        first = training_tasks(config, 0, config.tasks_per_step)
         tasks = held_out(config.eval_mix, config.env) + first * bool(config.steps)
         check_prompts(config, open_chat(config, model), tasks)
     return model
@@ -226,8 +226,7 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     learner = begin(config, policy, optimizer, last)
     step = begun = last.step if last else 0
     run.rewind("grpo", step)
-    stream, tasks = TaskStream(config.mix, config.split, config.seed, config.env), held_out(config.eval_mix, config.env)
-    clock = Clock()
+    tasks, clock = held_out(config.eval_mix, config.env), Clock()
     with tqdm(total=config.steps, initial=step, desc="grpo", unit="step") as bar:
         while True:
             if config.sampler == "vllm" and config.probe_every and (step == begun or step % config.probe_every == 0):
@@ -237,7 +236,7 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
             if step >= config.steps:  # more: --force has set fewer steps than were done
                 break
             step += 1
-            row = grpo_step(config, run, policy, learner, stream, step, clock)
+            row = grpo_step(config, run, policy, learner, step, clock)
             run.log(row)  # before the checkpoint: a resumed run drops rows that are ahead of its last checkpoint
             with clock("checkpoint"):  # its time is in the next step's row
                 save(run, policy, learner, "grpo", step, {})
@@ -250,13 +249,12 @@ def reinforce(config: Config, run: Run, ledger: Ledger) -> None:
     evaluate(policy, run, ledger, tasks, "grpo", step, 0.0)
 
 
-def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream: TaskStream, step: int, clock: Clock
-              ) -> dict:
+def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, step: int, clock: Clock) -> dict:
     """One step, phase by phase; returns the row of the log."""
     with clock("sample"):
         episodes = run.read_episodes(step)  # finished before a kill: only the update is done again
         if episodes is None:
-            episodes = sample_groups(config, policy, stream, step)
+            episodes = sample_groups(config, policy, step)
             check_errors(episodes)  # before they are kept: once the grader is mended, they are made again
             run.write_episodes(step, episodes)
     kept = accepted(config, episodes)
@@ -283,13 +281,13 @@ def grpo_step(config: Config, run: Run, policy: Policy, learner: Learner, stream
     return row | clock.figures()
 
 
-def sample_groups(config: Config, policy: Policy, stream: TaskStream, step: int) -> list[Episode]:
+def sample_groups(config: Config, policy: Policy, step: int) -> list[Episode]:
     """The step's episodes, group after group in the order in which their tasks were drawn.
 
     Dynamic sampling goes on, round by round, until enough groups are mixed or max_drawn tasks are used up. Which tasks
     may be drawn depends on (seed, step) alone: each step has its own max_drawn, and passes over those it does not need.
     """
-    tasks = stream.batch(step - 1, config.max_drawn if config.dynamic_sampling else config.tasks_per_step)
+    tasks = training_tasks(config, step - 1, config.max_drawn if config.dynamic_sampling else config.tasks_per_step)
     episodes, drawn, more = [], 0, config.tasks_per_step
     while more:
         with tqdm(total=more * config.samples, desc="episodes", leave=False) as bar:

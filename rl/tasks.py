@@ -37,18 +37,13 @@ CHUNK = 16  # tasks that a worker makes at a time
 SETS = {"eval": EVAL_COUNTS, "rl": RL_COUNTS, "distill": DISTILL_COUNTS}  # split: {level: tasks}
 
 
-class TaskStream:
-    """The tasks of a mix, shuffled without end. What comes at a step is a function of (mix, split, seed, step) alone,
-    so that resuming needs no state."""
-
-    def __init__(self, mix: dict[str, int], split: str, seed: int, env: str = STL):
-        self.split, self.seed, self.env = split, seed, open_env(env)
-        self.tasks = [(level, index) for level in self.env.LEVELS for index in range(mix.get(level, 0))]
-
-    def batch(self, step: int, n: int) -> list:
-        """The n tasks of a step; steps count from 0 and all have the same n."""
-        chosen = (self.tasks[i] for i in shuffled(len(self.tasks), self.seed, step * n, n))
-        return [self.env.make_task(level, self.split, index) for level, index in chosen]
+def training_tasks(config: Config, step: int, n: int) -> list:
+    """The n tasks of a step, of config.mix shuffled without end; steps count from 0 and all have the same n. What comes
+    is a function of (mix, split, seed, step) alone, so that resuming needs no state."""
+    world = open_env(config.env)
+    mix = [(level, index) for level in world.LEVELS for index in range(config.mix.get(level, 0))]
+    chosen = (mix[i] for i in shuffled(len(mix), config.seed, step * n, n))
+    return [world.make_task(level, config.split, index) for level, index in chosen]
 
 
 def shuffled(size: int, seed: int, first: int, n: int) -> list[int]:

@@ -13,15 +13,11 @@ from rl.ledger import Clock, Ledger, against_plan, flops
 from rl.report import step_line
 from rl.rollout import new_episodes
 from rl.sampler import make_seed
-from rl.tasks import TaskStream
+from rl.tasks import training_tasks
 
 CONFIG = load_config("tiny.py", ["--mix={'L0': 40, 'L1': 40}", "--tasks_per_step=4", "--samples=3", "--max_drawn=14",
                                  "--optimizer_steps=2", "--dynamic_sampling=true"])
 SHAPE = ModelConfig.from_json(CONFIG.architecture | {"vocab_size": 50})
-
-
-def stream():
-    return TaskStream(CONFIG.mix, CONFIG.split, CONFIG.seed)
 
 
 class Player:
@@ -84,9 +80,9 @@ class Disk:
         self.episodes = episodes
 
 
-def step_of(config, policy, step=1, mix=CONFIG.mix):
+def step_of(config, policy, step=1):
     pupil, disk = Pupil(policy.diary), Disk()
-    row = train.grpo_step(config, disk, policy, pupil, TaskStream(mix, CONFIG.split, CONFIG.seed), step, Clock())
+    row = train.grpo_step(config, disk, policy, pupil, step, Clock())
     return row, pupil, disk
 
 
@@ -97,7 +93,7 @@ def test_tasks_are_drawn_until_enough_groups_are_mixed():
     row, pupil, disk = step_of(CONFIG, Player(), step=2)
     groups = [disk.episodes[i:i + 3] for i in range(0, len(disk.episodes), 3)]
     drawn = [group[0].task.id for group in groups]
-    assert drawn == [task.id for task in stream().batch(1, CONFIG.max_drawn)][:len(drawn)] and len(drawn) > 4
+    assert drawn == [task.id for task in training_tasks(CONFIG, 1, CONFIG.max_drawn)][:len(drawn)] and len(drawn) > 4
     assert [group[0].group for group in groups] == list(range(len(groups)))
     mixed = [group[0].task.id for group in groups if group[0].reward]
     learnt = {e.task.id for batch, _, _ in pupil.batches for e in batch}
@@ -118,7 +114,7 @@ def test_the_cap_on_drawn_tasks(mixed, drawn, kept):
 
 def test_a_task_that_comes_again_has_other_luck():
     """Also in a later round of dynamic sampling; the seeds of distinct tasks come from task and sample alone."""
-    _, _, disk = step_of(replace(CONFIG, mix={"L0": 3}, max_drawn=14), Player(0.0), mix={"L0": 3})
+    _, _, disk = step_of(replace(CONFIG, mix={"L0": 3}, max_drawn=14), Player(0.0))
     drawn = [disk.episodes[i:i + 3] for i in range(0, len(disk.episodes), 3)]
     assert len({group[0].task.id for group in drawn}) == 3 and len(drawn) == 14
     assert len({e.seed for e in disk.episodes}) == len(disk.episodes)
@@ -149,7 +145,7 @@ def test_episodes_of_a_broken_grader_are_not_kept():
     policy.play = lambda *args, **more: [setattr(e, "ending", "error") or e.messages.append({"content": "it"}) or e
                                          for e in Player.play(policy, *args, **more)]
     with pytest.raises(RuntimeError, match="the task world failed on"):
-        train.grpo_step(CONFIG, disk, policy, Pupil([]), stream(), 1, Clock())
+        train.grpo_step(CONFIG, disk, policy, Pupil([]), 1, Clock())
     assert not hasattr(disk, "episodes")
 
 

@@ -16,7 +16,6 @@ from rl import tasks as tasks_module
 from rl.env import STL
 from rl.tasks import (
     SETS,
-    TaskStream,
     demonstrations,
     held_out,
     main,
@@ -25,6 +24,7 @@ from rl.tasks import (
     proportional,
     reserved,
     robot_of,
+    training_tasks,
 )
 from stl.expert import solve
 from stl.levels import LEVELS, make_task
@@ -44,18 +44,19 @@ def named(monkeypatch):
 def test_each_epoch_has_each_task_once(mix, seed, n):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stl_env, "make_task", lambda *key: key)
-        stream, size = TaskStream(mix, "rl", seed), sum(mix.values())
-        drawn = [task for step in range(3 * size // n + 1) for task in stream.batch(step, n)]
+        settings, size = config(mix=mix, seed=seed), sum(mix.values())
+        drawn = [task for step in range(3 * size // n + 1) for task in training_tasks(settings, step, n)]
         everything = {(level, "rl", index) for level, count in mix.items() for index in range(count)}
         for epoch in range(3):
             assert set(drawn[epoch * size:(epoch + 1) * size]) == everything
-        assert stream.batch(2, n) == TaskStream(dict(reversed(mix.items())), "rl", seed).batch(2, n)
+        reverse = config(mix=dict(reversed(mix.items())), seed=seed)
+        assert training_tasks(settings, 2, n) == training_tasks(reverse, 2, n)
 
 
 def test_epochs_and_seeds_shuffle_differently(named):
-    first = TaskStream({"L0": 50}, "rl", 0)
-    assert first.batch(0, 50) != first.batch(1, 50) != TaskStream({"L0": 50}, "rl", 1).batch(1, 50)
-    assert len(TaskStream({"L0": 2}, "rl", 0).batch(0, 7)) == 7
+    one, other = config(mix={"L0": 50}), config(mix={"L0": 50}, seed=1)
+    assert training_tasks(one, 0, 50) != training_tasks(one, 1, 50) != training_tasks(other, 1, 50)
+    assert len(training_tasks(config(mix={"L0": 2}), 0, 7)) == 7
 
 
 def test_held_out_is_the_front_of_the_evaluation_set(named):
@@ -124,8 +125,8 @@ def test_proportions(mix, count):
 
 
 def config(**changes):
-    values = {"env": STL, "seed": 0, "sft_noise": 0.0, "tools": True, "chat": "compact", "mix": {"L0": 1}}
-    return SimpleNamespace(**values | changes)
+    values = {"env": STL, "seed": 0, "split": "rl", "mix": {"L0": 1}, "sft_noise": 0.0, "tools": True}
+    return SimpleNamespace(**values | {"chat": "compact"} | changes)
 
 
 def test_demonstrations_solve_their_tasks(tmp_path):
