@@ -85,7 +85,7 @@ class _Search:
             for child, rest in self._children(node):
                 if time.monotonic() > self.deadline:
                     return [], None
-                if rest and check(self.task, rest).ok:
+                if rest:
                     return [], rest
                 if child:
                     found.append(child)
@@ -95,13 +95,13 @@ class _Search:
         return found[:width], None
 
     def _children(self, node: _Node) -> Iterator[tuple[_Node | None, Waypoints | None]]:
-        """(a node one visit on, None), or (None, a path that satisfies everything if the robot rests at its end)."""
+        """(a node one visit on, None), or (None, a path that satisfies everything as the robot rests at its end)."""
         wanted = {a.region: None for i, atoms in enumerate(self.atoms) if i not in node.done
                   for a in atoms if isinstance(a, In) and a.region != node.region}
         for region, leg in ((region, leg) for region in wanted if (leg := self._leg(node, region))):
             path = [*node.path, *leg[1:]]
             full = self._follow(node.atoms, leg, node.path[-1][0])
-            if all(self._true(i, full) for i in range(len(self.formulas))):
+            if all(self._true(i, full) for i in range(len(self.formulas))) and check(self.task, path).ok:
                 yield None, path
             for stay in sorted(self._stays(node, region, full, leg[-1][0])):
                 held = [*path, [stay, *path[-1][1:]]] if stay > path[-1][0] else path
