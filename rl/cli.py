@@ -230,9 +230,9 @@ def open_model(args: argparse.Namespace) -> Policy:
     from rl.policy import adapter_folder, make_policy
 
     gpu = torch.cuda.is_available()
-    changes = {} if gpu else {"device": "cpu"}
-    changes |= {"model": args.model, "adapter": args.adapter or "", "sampler": "vllm" if gpu else "torch"}
-    config = replace(load_config(args.config, args.overrides), **changes | model_changes(args))
+    changes = {"model": args.model, "adapter": args.adapter or "", "sampler": "vllm" if gpu else "torch"}
+    changes |= ({} if gpu else {"device": "cpu"}) | model_changes(args)
+    config = replace(load_config(args.config, args.overrides), **changes)
     if args.adapter:  # of any rank and on any layers
         stored = json.loads((adapter_folder(config) / "adapter_config.json").read_bytes())
         shape = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_targets": "target_modules"}
