@@ -20,32 +20,35 @@ def token_logprobs(
     tokenizer's size are padding and can't be drawn). Only the log-probability has a gradient: to `hidden`, and to
     `head_weight` if that is trained. `chunk` is in tokens. IndexError for a target beyond the vocabulary.
     """
-    weight = head_weight if n_vocab is None else head_weight[:n_vocab]
-    if chunk is None:
-        chunk = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
-    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < weight.shape[0]:
-        raise IndexError(f"target id {int(targets.max())} is not among the head's {weight.shape[0]} ids")
-    return _TokenLogprobs.apply(hidden, weight, targets, chunk, temperature)
+    n_vocab = n_vocab or len(head_weight)
+    chunk = chunk or max(1, CHUNK_BYTES // (4 * len(head_weight)))
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < n_vocab:
+        raise IndexError(f"target id {int(targets.max())} is not among the head's {n_vocab} ids")
+    return _TokenLogprobs.apply(hidden, head_weight, targets, chunk, n_vocab, temperature)
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, n_vocab: int, temperature: float) -> Tensor:
     """fp32 logits [chunk, V]. bf16 operands are summed in fp32 and, where the device can, never rounded to bf16."""
     hidden = hidden.to(weight.dtype)
     if weight.is_cuda and weight.dtype != torch.float32:
         logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
     else:
         logits = (hidden @ weight.T).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    if temperature != 1.0:
+        logits.div_(temperature)
+    # Padding rows are hidden, not cut off: a GPU multiplies matrices slowly whose width is no multiple of eight.
+    logits[:, n_vocab:] = torch.finfo(torch.float32).min
+    return logits
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """d logp / d logits = onehot - softmax: the backward pass needs the logits again and each token's logsumexp."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, chunk, temperature):
+    def forward(ctx, hidden, weight, targets, chunk, n_vocab, temperature):
         logp, entropy, logsumexp = (hidden.new_empty(hidden.shape[0], dtype=torch.float32) for _ in range(3))
         for part in _slices(hidden.shape[0], chunk):
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, n_vocab, temperature)
             top = logits.max(dim=-1, keepdim=True).values
             logits.sub_(top)
             exp = logits.exp()
@@ -55,7 +58,7 @@ class _TokenLogprobs(torch.autograd.Function):
             entropy[part] = log_total - exp.mul_(logits).sum(dim=-1) / total
             logsumexp[part] = log_total + top[:, 0]
         ctx.save_for_backward(hidden, weight, targets, logsumexp)
-        ctx.chunk, ctx.temperature = chunk, temperature
+        ctx.chunk, ctx.n_vocab, ctx.temperature = chunk, n_vocab, temperature
         ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
@@ -65,7 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _slices(hidden.shape[0], ctx.chunk):
-            grad = _logits(hidden[part], weight, ctx.temperature)
+            grad = _logits(hidden[part], weight, ctx.n_vocab, ctx.temperature)
             scale = grad_logp[part, None] / ctx.temperature
             grad.sub_(logsumexp[part, None]).exp_().mul_(-scale).scatter_add_(1, targets[part, None], scale)
             grad = grad.to(weight.dtype)
@@ -73,7 +76,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = (grad @ weight).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad.T @ hidden[part].to(weight.dtype)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
 
 
 def _slices(length: int, chunk: int) -> list[slice]:
