@@ -22,8 +22,8 @@ SHARD_BYTES = 4 << 30
 # Parts of a checkpoint that the text decoder has no use for: the vision tower, multi-token prediction, rotary tables.
 IGNORED = ("model.visual.", "visual.", "mtp.")
 PREFIXES = ("model.", "model.language_model.")
-# Fields of an adapter_config.json that would make another adapter than the one computed here, and the only values that
-# do not; none, false and empty do not either.
+# Fields of an adapter_config.json that would make another adapter than the one computed here, unless they are empty or
+# have the value given here.
 PLAIN = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys((
     "use_rslora", "use_dora", "use_qalora", "alpha_pattern", "rank_pattern", "fan_in_fan_out", "layers_to_transform",
     "layer_replication", "modules_to_save", "lora_bias", "trainable_token_indices", "target_parameters",
@@ -70,16 +70,14 @@ def _read_json(path: Path) -> dict:
 
 def _contents(folder: Path) -> dict[str, tuple[Path, list[int]]]:
     """File and shape of each tensor of a model folder."""
-    files = [folder / "model.safetensors"]
+    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if not files[0].is_file():
-        if not (folder / "model.safetensors.index.json").exists():
-            raise CheckpointError(f"{folder}: neither model.safetensors nor model.safetensors.index.json is there")
-        index = _read_json(file := folder / "model.safetensors.index.json").get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-            raise CheckpointError(f"{file}: weight_map must name the file of each tensor")
-        files = [folder / name for name in sorted(set(index.values()))]
-        if missing := [file.name for file in files if not file.is_file()]:
-            raise CheckpointError(f"{folder}: {missing[0]} is named in the index but is not there")
+        if not index.exists():
+            raise CheckpointError(f"{folder}: neither {files[0].name} nor {index.name} is there")
+        try:
+            files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        except (LookupError, AttributeError, TypeError):
+            raise CheckpointError(f"{index}: weight_map must name the file of each tensor") from None
     contents = {}
     for file in files:
         try:
@@ -184,7 +182,7 @@ def load_adapter(adapter: Adapter, path: str | Path) -> None:
     folder = Path(path)
     config = _read_json(folder / "adapter_config.json")
     for key, only in PLAIN.items():
-        if (value := config.get(key)) and value != only:
+        if (value := config.get(key)) is not False and value not in (None, "", [], {}, only):  # 0 is a layer's number
             raise CheckpointError(f"{folder}: {key} {value!r} is not supported" + f", only {only!r}" * bool(only))
     if str(begun := config.get("init_lora_weights")).startswith(BASE_CHANGES):
         raise CheckpointError(f"{folder}: init_lora_weights {begun!r} is not supported, as it changes the model too")

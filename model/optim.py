@@ -40,11 +40,11 @@ class _Optimizer:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over a state from tensors(); the learning rate stays what it is. StateError names what does not fit."""
         own = self.tensors()
-        if odd := sorted(own.keys() ^ tensors.keys()):
-            raise StateError(f"optimizer state does not fit these parameters: {odd[0]} is only on one side")
+        for name in sorted(own.keys() | tensors.keys()):
+            mine, found = (list(t[name].shape) if name in t else "missing" for t in (own, tensors))
+            if mine != found:
+                raise StateError(f"the optimizer's state is of other parameters: {name} is {found}, not {mine}")
         for name, tensor in own.items():
-            if (found := tensors[name].shape) != tensor.shape:
-                raise StateError(f"optimizer state {name} has shape {list(found)}, not {list(tensor.shape)}")
             tensor.copy_(tensors[name])
         self.steps = int(tensors["steps"])
 

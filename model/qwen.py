@@ -69,11 +69,9 @@ class ModelConfig:
         text = tied | data["text_config"] if wrapped else data
         rope = {**text, **(text.get("rope_scaling") or {}), **(text.get("rope_parameters") or {})}
         _refuse(text, rope)
-        _check_numbers(text)
         hybrid, heads = text["model_type"] == "qwen3_5_text", text["num_attention_heads"]
         every = text.get("full_attention_interval", 4) if hybrid else 1
-        if type(every) is not int or every < 1:
-            raise ValueError(f"full_attention_interval {every!r}: must be a whole number from 1")
+        _check_whole("full_attention_interval", every)
         kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(text["num_hidden_layers"])]
         filled = text | {
             "num_key_value_heads": text.get("num_key_value_heads") or heads,
@@ -83,7 +81,6 @@ class ModelConfig:
             "layer_types": tuple(text.get("layer_types") or kinds),
             "prefix": "model.language_model." if wrapped else "model.",
         }
-        _check_numbers(filled)
         config = cls(**{name: filled[name] for name in cls.__dataclass_fields__ if name in filled})
         _check_fit(config)
         return config
@@ -104,44 +101,36 @@ def _refuse(text: dict, rope: dict) -> None:
     kind = text.get("model_type")
     if kind not in ARCHITECTURES:
         raise ValueError(f"model_type {kind!r} is not supported, only {', '.join(ARCHITECTURES)}")
-    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    if missing := [name for name in required if name not in text]:
-        raise ValueError(f"{', '.join(missing)} missing")
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        _check_whole(name, text.get(name))
     only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
     only |= {"attn_output_gate": kind == "qwen3_5_text"}
     for name, value in only.items():
         if text.get(name) not in (None, value):
             raise ValueError(f"{name} {text[name]!r} is not supported, only {value!r}")
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ValueError(f"rope_type {rope.get('rope_type', rope.get('type'))!r} is not supported, only 'default'")
+    if (rotation := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        raise ValueError(f"rope_type {rotation!r} is not supported, only 'default'")
     layers = text.get("layer_types")
     if layers and (len(layers) != text["num_hidden_layers"] or set(layers) - {"full_attention", "linear_attention"}):
         raise ValueError(f"layer_types must name full_attention or linear_attention for each layer; they are {layers}")
 
 
-def _check_numbers(given: dict) -> None:
-    """Name the first number of a config.json that no network can have."""
-    for name, field in ModelConfig.__dataclass_fields__.items():
-        value = given.get(name)
-        if name not in given or value is None and name in ("head_dim", "num_key_value_heads"):  # they are filled in
-            continue
-        low, high = 0 if name.startswith("linear_") else 1, 1 << 24
-        if field.type == "int" and not (type(value) is int and low <= value <= high):
-            raise ValueError(f"{name} {value!r}: must be a whole number from {low} to {high}")
-        if field.type == "float" and not (type(value) in (int, float) and 0 <= value < math.inf):
-            raise ValueError(f"{name} {value!r}: must be a number, 0 or more")
+def _check_whole(name: str, value) -> None:
+    if not (type(value) is int and 1 <= value <= 1 << 24):
+        raise ValueError(f"{name} {value!r}: must be a whole number from 1 to {1 << 24}")
 
 
 def _check_fit(c: ModelConfig) -> None:
-    """Raise ValueError for numbers that do not go together."""
-    if c.partial_rotary_factor > 1 or c.rope_theta == 0:
-        raise ValueError(f"partial_rotary_factor {c.partial_rotary_factor}, rope_theta {c.rope_theta}: the first "
-                         "must be at most 1, the second above 0")
+    """Raise ValueError for numbers that no network can have, or that do not go together."""
+    delta = "linear_attention" in c.layers
+    for name, field in c.__dataclass_fields__.items():
+        if field.type == "int" and (delta or not name.startswith("linear_")):
+            _check_whole(name, getattr(c, name))
+    for name, most in {"rms_norm_eps": 1.0, "rope_theta": 1e12, "partial_rotary_factor": 1.0}.items():
+        if not (type(value := getattr(c, name)) in (int, float) and 0 < value <= most):
+            raise ValueError(f"{name} {value!r}: must be a number above 0, at most {most}")
     if int(c.head_dim * c.partial_rotary_factor) % 2:
         raise ValueError(f"head_dim {c.head_dim}: position must turn an even number of its channels")
-    linear = {name: value for name, value in asdict(c).items() if name.startswith("linear_")}
-    if "linear_attention" in c.layers and not all(linear.values()):
-        raise ValueError(f"{', '.join(linear)}: layers of linear_attention need all of them, each 1 or more")
     shared = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
     for many, few in shared.items():
         if getattr(c, many) % (getattr(c, few) or 1):

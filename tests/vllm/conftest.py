@@ -4,11 +4,13 @@
     env $(cat tests/vllm/environment) python -m pytest tests/vllm
 """
 import importlib.util
+import json
 import os
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from model import lora
 from model.checkpoint import save_folder
@@ -71,7 +73,21 @@ def make_folder(kind, tokenizer, folder):
                 p += 2.0  # choosy attention: an average over all tokens would not show what queries and keys do
     save_folder(model, folder, dtype=torch.bfloat16)
     chat.save(folder)
+    if kind == "qwen3.5":
+        wrap(folder)
     return folder
+
+
+def wrap(folder):
+    """As Qwen3.5 is published: the decoder inside a model that could see, were its vision tower not left out."""
+    file, text = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    names = {name: name.replace("model.", "model.language_model.", 1) for name in load_file(file)}
+    save_file({names[name]: tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 128,
+              "num_position_embeddings": 16}
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "dtype": "bfloat16",
+             "tie_word_embeddings": False, "text_config": text, "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps(whole))
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,9 @@ def distance(policy, episodes) -> float:
 
 
 def test_conversations_with_tools(policy):
-    chat, episodes = policy.chat, policy.play(TASKS, 2, ("t",))
+    chat, episodes = policy.chat, policy.play(TASKS, 8, ("t",))
     assert max(e.turns for e in episodes) == 3 and any(m["role"] == "tool" for e in episodes for m in e.messages)
-    assert len({tuple(e.ids) for e in episodes}) == 4
+    assert len({tuple(e.ids) for e in episodes}) == 16
     for e in episodes:
         prompt = chat.prompt(e.task)
         assert e.ids[:len(prompt)] == prompt and not any(e.mask[:len(prompt)])
