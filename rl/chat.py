@@ -76,14 +76,14 @@ class Turn:
 @cache
 def argument_schemas(env: str) -> dict[str, dict[str, dict]]:
     """{tool: {argument: its JSON schema}} of a task world. Raises ChatError for tools that are not in OpenAI's form."""
+    schemas = {}
     try:
-        functions = [tool["function"] for tool in open_env(env).TOOLS]
-        return {function["name"]: {key: dict(schema) for key, schema in
-                                   (function.get("parameters") or {}).get("properties", {}).items()}
-                for function in functions}
+        for function in (tool["function"] for tool in open_env(env).TOOLS):
+            properties = (function.get("parameters") or {}).get("properties", {})
+            schemas[function["name"]] = {key: dict(schema) for key, schema in properties.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise ChatError(f"env = {env!r}: TOOLS are not in OpenAI's form, [{{'type': 'function', 'function': {{'name': "
-                        "..., 'parameters': {'type': 'object', 'properties': {...}}}}, ...]") from None
+        raise ChatError(f"env = {env!r}: TOOLS are not in OpenAI's form; examples/countdown/env.py shows it") from None
+    return schemas
 
 
 def is_text(schema: dict) -> bool:
