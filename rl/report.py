@@ -1,5 +1,5 @@
 """Reports from episodes and metrics: success by level with its interval, pass@k, failures, endings, tool habits, the
-course of a run, its time and cost; of several runs side by side; learning curves as a picture."""
+course of a run, its time and cost; of several runs side by side; a line for the terminal; curves as a picture."""
 from __future__ import annotations
 
 import json
@@ -132,38 +132,6 @@ def _sum(parts: list[dict]) -> dict:
         **{name: dict(Counter(add(name)).most_common()) for name in ("failures", "endings")}, "habits": add("habits"),
         **{name: mean(lambda part, name=name: part[name], "episodes") for name in ("turns", "tokens")},
     }
-
-
-def step_line(row: dict) -> str:
-    """A GRPO step in one line."""
-    def mean(key: str, form: str = ".3f") -> str:
-        values = [stats[key] for stats in row["learner"] if key in stats]
-        return format(sum(values) / len(values), form) if values else "-"
-
-    levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
-    endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
-    seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
-    kept = f"{sum(row['kept'].values())} of {row['tasks']} groups kept  " if "kept" in row else ""
-    update = (f"entropy {mean('entropy')}  clipped {mean('clip_low')}/{mean('clip_high')}  "
-              f"mismatch {mean('mismatch_mean', '.1e')}") if mean("entropy") != "-" else "no mixed group, no update"
-    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}"
-            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  {update}  {seconds}")
-
-
-def eval_line(row: dict) -> str:
-    """A measurement in one line."""
-    manner = "greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}"
-    low, high = row["interval"]
-    return (f"held-out after {row['of']} step {row['step']}, {manner}: {row['success']:.3f} of {row['tasks']} tasks "
-            f"(95% interval {low:.2f}-{high:.2f})")
-
-
-def mismatch_warning(row: dict, bound: float) -> str | None:
-    """Words if sampler and trainer were not the same policy within `bound` in a GRPO step: nats a token, on average."""
-    worst = max((stats.get("mismatch_mean", 0.0) for stats in row["learner"]), default=0.0)
-    return None if worst <= bound else (
-        f"warning: log-probs of sampler and trainer differ by {worst:.3g} on average, more than mismatch_bound "
-        f"({bound:g}); the gradient is corrected for up to importance_cap only")
 
 
 def course(row: dict) -> dict:
@@ -322,6 +290,38 @@ def in_columns(columns: Sequence[dict[str, dict[str, str]]], names: Sequence[str
     widths = [max(len(line[i]) for line in lines if len(line) > 1) for i in range(len(columns) + 1)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
                      for line in lines)
+
+
+def step_line(row: dict) -> str:
+    """A GRPO step in one line."""
+    def mean(key: str, form: str = ".3f") -> str:
+        values = [stats[key] for stats in row["learner"] if key in stats]
+        return format(sum(values) / len(values), form) if values else "-"
+
+    levels = " ".join(f"{level} {figures['success']:.2f}" for level, figures in row["levels"].items())
+    endings = " ".join(f"{name} {count}" for name, count in row["endings"].items())
+    seconds = " ".join(f"{phase} {value:.1f}s" for phase, value in row["time"].items())
+    kept = f"{sum(row['kept'].values())} of {row['tasks']} groups kept  " if "kept" in row else ""
+    update = (f"entropy {mean('entropy')}  clipped {mean('clip_low')}/{mean('clip_high')}  "
+              f"mismatch {mean('mismatch_mean', '.1e')}") if mean("entropy") != "-" else "no mixed group, no update"
+    return (f"step {row['step']:3d}  reward {row['reward']:.3f} ({levels})  {kept}"
+            f"{row['tokens']:.0f} tokens {row['turns']:.1f} turns ({endings})  {update}  {seconds}")
+
+
+def eval_line(row: dict) -> str:
+    """A measurement in one line."""
+    manner = "greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}"
+    low, high = row["interval"]
+    return (f"held-out after {row['of']} step {row['step']}, {manner}: {row['success']:.3f} of {row['tasks']} tasks "
+            f"(95% interval {low:.2f}-{high:.2f})")
+
+
+def mismatch_warning(row: dict, bound: float) -> str | None:
+    """Words if sampler and trainer were not the same policy within `bound` in a GRPO step: nats a token, on average."""
+    worst = max((stats.get("mismatch_mean", 0.0) for stats in row["learner"]), default=0.0)
+    return None if worst <= bound else (
+        f"warning: log-probs of sampler and trainer differ by {worst:.3g} on average, more than mismatch_bound "
+        f"({bound:g}); the gradient is corrected for up to importance_cap only")
 
 
 def curves(rows: list[dict], path: str | Path) -> None:
