@@ -83,10 +83,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         return varlen_attn(q, k, v, cu, cu, longest, longest, window_size=(-1, 0))
-
-    if rows.even:
-        q, k, v = (x.unflatten(0, (-1, longest)).transpose(1, 2) for x in (q, k, v))  # [n, H, L, D]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
     each = (x.transpose(0, 1)[None].split(rows.lengths.tolist(), dim=2) for x in (q, k, v))  # [1, H, L, D] of each row
     out = [F.scaled_dot_product_attention(*row, is_causal=True) for row in zip(*each, strict=True)]
     return torch.cat(out, dim=2)[0].transpose(0, 1)

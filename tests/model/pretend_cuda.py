@@ -1,9 +1,9 @@
-"""A GRPO step and the torch sampler on tensors that say they are on a GPU: run by test_cuda.py, in a process of its own.
+"""A GRPO step and the torch sampler on tensors that say they are on a GPU, in a process of its own (test_cuda.py).
 
 A `Card` holds a CPU tensor, and says "cuda:0" where it is asked. Operations on it are computed on the CPU, and are
 refused where CUDA would refuse them: between the two devices (scalars, copies and indices apart), and a matrix product
-of two dtypes. The kernels that only CUDA has are plain torch here, behind the demands that theirs make. Inside torch the
-cards are on its device "lazy", as a build without CUDA cannot go backward through the real one.
+of two dtypes. The kernels that only CUDA has are plain torch here, behind the demands that theirs make. For torch
+the cards are on a device "lazy", as a build without CUDA cannot go backward through the real one.
 """
 
 import sys
