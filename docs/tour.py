@@ -298,8 +298,8 @@ def sync(policy: Policy, episodes, gains, old, new, token) -> str:
     policy.sampler.load(1)
     ids = episodes[e].ids
     with torch.no_grad():  # as the sampler computes: one after the other, into a cache
-        hidden = model.extend(torch.tensor([ids[:place]]), torch.tensor([place]), model.new_cache(1, CONFIG.max_tokens))
-        logp = torch.log_softmax(model.head(hidden[0, -1])[:policy.chat.size], -1)[ids[place]]
+        hidden = model.extend([ids[:place]], model.new_cache(1, CONFIG.max_tokens), [0])
+        logp = torch.log_softmax(model.head(hidden[0])[:policy.chat.size], -1)[ids[place]]
     fresh = policy.play([episodes[e].task], 64, (*KEY[:2], 2))
     assert {episode.version for episode in fresh} == {1}
     before, after = float(old[e][j]), float(new[e][j])

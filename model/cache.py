@@ -47,16 +47,12 @@ class Cache:
         kinds = {"linear_attention": DeltaCache, "full_attention": AttentionCache}
         self.layers = [kinds[kind](self, config, slots, like.detach()) for kind in config.layers]
 
-    def select(self, counts: list[int], slots: list[int]) -> tuple[Rows, Tensor]:
-        """Aim at these slots for one forward pass that brings counts[b] tokens to slots[b].
+    def select(self, bring: dict[int, int]) -> Rows:
+        """Aim at the slots for one forward pass that brings bring[slot] tokens to each.
 
-        Returns the rows, and of each of their tokens the b it comes from [T]. Slots that fill most of a range are taken
-        as that range, with no tokens for the idle ones: a view of the cache is cheaper than a copy of the rest."""
-        first, last = min(slots), max(slots)
-        if len(set(slots)) < len(slots) or last >= len(self.lengths):
-            raise ValueError(f"slots must differ and lie below {len(self.lengths)}: {slots}")
-        bring = dict(zip(slots, counts, strict=True))
-        source = {slot: b for b, slot in enumerate(slots)}
+        Slots that fill most of a range are taken as that range, with no tokens for the idle ones: a view of the cache
+        is cheaper than a copy of the rest."""
+        slots, first, last = list(bring), min(bring), max(bring)
         if 2 * len(slots) > last - first:
             slots, self.where = list(range(first, last + 1)), slice(first, last + 1)
         else:
@@ -66,8 +62,7 @@ class Cache:
         for slot, old, new in zip(slots, past, counts, strict=True):
             if new and old + new > self.max_len:
                 raise ValueError(f"slot {slot} holds {old} tokens; {new} more exceed max_len {self.max_len}")
-        rows = Rows(counts, self.device, past)
-        return rows, torch.tensor([source.get(slot, 0) for slot in slots])[rows.row]
+        return Rows(counts, self.device, past)
 
     def reset(self, slots: Tensor | list[int]) -> None:
         """Empty these slots. Old keys are never looked at again; the delta nets' memories are set to zero."""

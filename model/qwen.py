@@ -332,17 +332,17 @@ class Qwen(nn.Module):
         return Cache(self.config, slots, max_len, self.embed_tokens.weight)
 
     @torch.no_grad()
-    def extend(self, ids: Tensor, counts: Tensor, cache: Cache, slots: Tensor | None = None) -> Tensor:
-        """Append counts[b] new tokens, ids[b, :counts[b]], to row slots[b] of the cache -> hidden [B, S, D], zeros past
-        counts[b]. ids [B, S]; slots None means the first B. ValueError if a row would outgrow max_len."""
-        where = list(range(len(ids))) if slots is None else torch.as_tensor(slots).tolist()
-        rows, source = cache.select(torch.as_tensor(counts).tolist(), where)
-        place = (source.to(ids.device), rows.offset.to(ids.device))
-        packed = self._decoder(ids[place].to(rows.device), rows, cache)
+    def extend(self, new: list[list[int]], cache: Cache, slots: list[int]) -> Tensor:
+        """Append the ids new[b], one or more, to row slots[b] of the cache (no slot twice) -> the hidden state of the
+        last of each [B, D]. ValueError if a row would outgrow max_len."""
+        bring = dict(zip(slots, new, strict=True))
+        rows = cache.select({slot: len(ids) for slot, ids in bring.items()})
+        taken = cache.slots.tolist()
+        ids = torch.tensor([token for slot in taken for token in bring.get(slot, ())])
+        hidden = self._decoder(ids.to(rows.device), rows, cache)
         cache.lengths[cache.slots] += rows.lengths
-        hidden = packed.new_zeros(*ids.shape, packed.shape[-1])
-        hidden[place] = packed
-        return hidden
+        last = dict(zip(taken, (rows.starts[1:] - 1).tolist(), strict=True))
+        return hidden[torch.tensor([last[slot] for slot in slots])]
 
 
 @torch.no_grad()

@@ -95,11 +95,7 @@ class TorchSampler:
         """Read new tokens of `requests` (from `starts` on; None: the last one), and choose one more for each."""
         new = [r.ids[-1:] for r in requests] if starts is None else [
             r.ids[start:] for r, start in zip(requests, starts, strict=True)]
-        counts = torch.tensor([len(ids) for ids in new])
-        width = int(counts.max())
-        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in new])
-        slots = torch.tensor([self.slot[r.key] for r in requests])
-        hidden = self.model.extend(padded, counts, self.cache, slots)[torch.arange(len(new)), counts - 1]
+        hidden = self.model.extend(new, self.cache, [self.slot[r.key] for r in requests])
         tokens, logprobs = self._choose(requests, hidden)
         if starts is not None:
             self.active += requests

@@ -60,10 +60,9 @@ def test_decoding_token_by_token_equals_the_forward(reference, kind):
     rows, cache = split(ids, cu_seqlens), model.new_cache(3, 16)
     for t in range(9):
         live = [i for i in range(3) if t < len(rows[i])]
-        new = torch.stack([rows[i][t : t + 1] for i in live])
-        hidden = model.extend(new, torch.ones(len(live), dtype=torch.long), cache, torch.tensor(live))
-        for b, i in enumerate(live):
-            assert relative(hidden[b, 0], expected[i][t]) < 5e-5
+        hidden = model.extend([rows[i][t : t + 1].tolist() for i in live], cache, live)
+        for own, i in zip(hidden, live, strict=True):
+            assert relative(own, expected[i][t]) < 5e-5
     assert cache.lengths.tolist() == [9, 1, 5]
 
 
@@ -74,19 +73,16 @@ def test_decoding_in_pieces_into_any_slots(reference, kind):
     ids, cu_seqlens = packed([140, 80, 30])
     expected, rows = split(model(ids, cu_seqlens).detach(), cu_seqlens), split(ids, cu_seqlens)
     cache = model.new_cache(20, 140)
-    model.extend(torch.zeros(20, 3, dtype=torch.long), torch.full((20,), 3), cache)
+    model.extend([[0, 0, 0]] * 20, cache, list(range(20)))
     cache.reset(range(20))
     slots, at = [17, 2, 9], [0, 0, 0]
     for counts in ([70, 2, 1], [0, 1, 1], [1, 1, 1], [69, 76, 0], [0, 0, 27]):
-        new = torch.full((3, max(counts) + 1), 5)  # padding that must not matter
-        for b, count in enumerate(counts):
-            new[b, :count] = rows[b][at[b] : at[b] + count]
-        hidden = model.extend(new, torch.tensor(counts), cache, torch.tensor(slots))
-        for b, count in enumerate(counts):
-            if count:
-                assert relative(hidden[b, :count], expected[b][at[b] : at[b] + count]) < 5e-5
-            assert not hidden[b, count:].any()
-            at[b] += count
+        live = [b for b in range(3) if counts[b]]
+        new = [rows[b][at[b] : at[b] + counts[b]].tolist() for b in live]
+        hidden = model.extend(new, cache, [slots[b] for b in live])
+        for own, b in zip(hidden, live, strict=True):
+            at[b] += counts[b]
+            assert relative(own, expected[b][at[b] - 1]) < 5e-5
     assert [len(r) for r in rows] == at == cache.lengths[slots].tolist()
 
 
@@ -96,7 +92,7 @@ def test_new_tokens_follow_the_cache_to_its_device():
         model = Qwen(ModelConfig(11, 8, 8, 1, 2, 1, 4))
     seen = []
     model.embed_tokens.register_forward_pre_hook(lambda _, ids: seen.append(ids[0].device.type))
-    model.extend(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 1]), model.new_cache(2, 4))
+    model.extend([[1, 2, 3], [4]], model.new_cache(2, 4), [0, 1])
     assert seen == ["meta"]
 
 
@@ -104,9 +100,7 @@ def test_cache_refuses_what_does_not_fit():
     model = Qwen.random(ModelConfig(11, 8, 8, 1, 2, 1, 4))
     cache = model.new_cache(2, 4)
     with pytest.raises(ValueError, match="slot 1 holds 0 tokens; 5 more exceed max_len 4"):
-        model.extend(torch.zeros(2, 5, dtype=torch.long), torch.tensor([4, 5]), cache)
-    with pytest.raises(ValueError, match="slots must differ and lie below 2"):
-        model.extend(torch.zeros(2, 1, dtype=torch.long), torch.tensor([1, 1]), cache, torch.tensor([0, 0]))
+        model.extend([[0] * 4, [0] * 5], cache, [0, 1])
     assert cache.lengths.tolist() == [0, 0]
 
 
