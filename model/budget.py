@@ -6,13 +6,13 @@ gradients, optimizer state and delta-net states fp32. Nothing is measured here: 
 
 from collections.abc import Sequence
 
+from model.ops import CHUNK
 from model.qwen import ModelConfig
 
 GIB = 2**30
 CARD = 79 * GIB  # an "80 GB" H100 as the driver reports it
 CONTEXT = 2 * GIB  # CUDA context, libraries, fragmentation
 ENGINE = 10 * GIB  # the sampler's own buffers: activations of a prefill batch, CUDA graphs, margin
-CHUNK = 64  # of the delta rule
 
 
 def linears(config: ModelConfig, kind: str) -> dict[str, tuple[int, int]]:
@@ -115,7 +115,7 @@ def plan(
 
 def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:
     """Bytes of main memory that are pinned for each GPU: the trainer's weights and state, and the sampler's weights
-    if they sleep."""
+    if they sleep. (torch takes a power of two for each tensor: for the 9B's weights 3 GiB more.)"""
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
     trainer = {"frozen weights": base, "adapter, fp32": 4 * adapter, "optimizer state": 8 * adapter}
     return trainer | {"sampler's weights, at sleep_level 1": base}
