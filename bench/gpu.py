@@ -1,6 +1,6 @@
 """The trainer's phases on a 9B-shaped model on a GPU: memory against the plan, tokens a second, share of the peak.
 
-    python bench/gpu.py                         # 32,768 tokens, LoRA 64; needs 45 GiB, and 20 of main memory; minutes
+    python bench/gpu.py                         # 32,768 tokens, LoRA 64; needs 45 GiB, and 24 of main memory; minutes
     python bench/gpu.py --lengths 8192,12288,4096,8192
     python bench/gpu.py --small                 # a tiny model, also on a CPU, in ten seconds: does it run?
 
