@@ -37,7 +37,6 @@ def prove(policy, say=print) -> None:
             raise
         say(f"{error}; building the engine anew for sync = 'merged', as probe_failure says")
         policy.sampler.rebuild("merged")
-        policy.sampler.release()  # the probe begins with the trainer's turn
         probe(policy, say)
 
 

@@ -71,7 +71,6 @@ class VllmSampler:
         if not self.sleeps:
             print("vLLM's CPU build: it keeps its memory, sleep and wake do nothing", file=sys.stderr, flush=True)
         self.load(0)
-        self.release()
 
     def add(self, key: int, ids: list[int], max_new: int, seed: int) -> None:
         if len(ids) + max_new > self.config.max_tokens or max_new < 1:
@@ -115,9 +114,10 @@ class VllmSampler:
                 self.grown.append(length)
 
     def load(self, version: int) -> None:
-        """Hand the policy's weights over; the trainer's are asserted to be the same, to the bit, before and after."""
+        """Hand the policy's weights over; the trainer's are asserted to be the same, to the bit, before and after.
+        The GPU is then the trainer's again."""
         self._abort()
-        self._wake(cache=False)
+        self._wake()
         tensors = [] if self.adapter is None else list(self.adapter.parameters())
         if self.sync == "merged":
             tensors += self.model.parameters()
@@ -133,19 +133,18 @@ class VllmSampler:
             raise SamplerError("vLLM did not empty its prefix cache after new weights, though no request is running")
         assert fingerprint(tensors) == before, "handing the weights over changed the trainer's own"
         self.version, self.failed = version, False
+        self.release()
 
     def release(self) -> None:
         """Give the GPU back to the trainer: no request is kept, the caches go, and at sleep_level 1 the weights too."""
         self._abort()
-        if self.warm and self._level == 1:
-            self._wake()  # after load() the weights alone are there; both go together, as `freed` counts them
         if not self.awake or not self.sleeps:
             return
         before = free_bytes()
         self.engine.sleep(self._level)
         if self._level == 0:
             self.engine.release_kv_cache_memory()
-        self.awake = self.warm = False
+        self.awake = False
         self.freed = free_bytes() - before
 
     def metrics(self) -> dict[str, float]:
@@ -263,7 +262,7 @@ class VllmSampler:
         specs = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
         self.groups = [(spec.block_size, isinstance(spec, MambaSpec)) for spec in specs]
         self.budget, self.freed = manager.block_pool.num_gpu_blocks - 1, 0
-        self.awake = self.warm = True  # warm: the weights are there; awake: the caches too
+        self.awake = True
 
     def close(self) -> None:
         """End the engine and give all its memory back."""
@@ -304,20 +303,17 @@ class VllmSampler:
     def _level(self) -> int:
         return 1 if self.sync == "merged" else self.config.sleep_level
 
-    def _wake(self, cache: bool = True) -> None:
-        """Have the weights on the GPU and, if `cache`, the caches. In this order, and no step in between."""
-        if not self.warm:
-            gc.collect()
-            torch.cuda.empty_cache()
-            if free_bytes() < self.freed:
-                raise SamplerError(f"vLLM needs {self.freed / 2**30:.1f} GiB of GPU memory to wake, and "
-                                   f"{free_bytes() / 2**30:.1f} are free: lower gpu_memory, or free the trainer's")
-            if self._level == 1:
-                self.engine.wake_up(["weights"])
-            self.warm = True
-        if cache and not self.awake:
-            self.engine.wake_up(["kv_cache"])
-            self.awake = True
+    def _wake(self) -> None:
+        """Take the memory that release() gave."""
+        if self.awake:
+            return
+        gc.collect()
+        torch.cuda.empty_cache()
+        if free_bytes() < self.freed:
+            raise SamplerError(f"vLLM needs {self.freed / 2**30:.1f} GiB of GPU memory to wake, and "
+                               f"{free_bytes() / 2**30:.1f} are free: lower gpu_memory, or free the trainer's")
+        self.engine.wake_up()
+        self.awake = True
 
 
 def check_version() -> None:

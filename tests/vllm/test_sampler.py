@@ -165,7 +165,7 @@ def test_the_engine_takes_the_calls_of_sleep_and_wake(policy, short_prompts, mon
         sampler.load(version)
         assert policy.play(TASKS, 1, ("s",)) and not sampler.awake
     adapter = policy.sampler.sync == "adapter"
-    assert calls[:2] == (["discard", "wake_up"] if adapter else ["sleep", "wake_up"])
+    assert set(calls) == {"discard" if adapter else "sleep", "wake_up"}
     sampler._wake()
     assert not sampler.core.is_sleeping()
 

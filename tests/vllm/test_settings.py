@@ -87,18 +87,17 @@ def sampler(monkeypatch):
     made.config, made.sync, made.engine = Config(**GIVEN, sync="merged", sleep_level=1), "merged", Engine()
     made.core = SimpleNamespace(scheduler=SimpleNamespace(has_requests=bool), batch_queue=None)
     made.adapter, made.model, made.sleeps, made.freed, made.version = None, SimpleNamespace(parameters=list), True, 0, 0
-    made.grown, made.counts, made.awake, made.warm = [7], Counter(), False, False
+    made.grown, made.counts, made.awake = [7], Counter(), False
     made._forget()
     return made
 
 
-def test_weights_that_were_only_loaded_leave_the_gpu_too(sampler):
+def test_after_new_weights_the_gpu_is_the_trainers(sampler):
     sampler.load(3)
-    sampler.engine.diary.clear()
+    done = [name for name, *_ in sampler.engine.diary if name != "abort_request"]
+    assert done == ["wake_up", "reset_prefix_cache", "sleep"] and not sampler.awake
     sampler.release()
-    assert sampler.engine.diary[1:] == [("wake_up", ["kv_cache"]), ("sleep", 1)], "after the abort"
-    sampler.release()
-    assert sampler.engine.diary[-2][0] == "sleep" and not sampler.warm, "once"
+    assert sampler.engine.diary[-2] == ("sleep", 1), "once"
 
 
 def test_merged_weights_are_rounded_by_their_own_version(sampler, monkeypatch):
@@ -143,17 +142,3 @@ def test_an_engine_is_rebuilt_once_between_two_syncs(sampler):
         assert rebuilt == ["merged"] * version
         with pytest.raises(RuntimeError, match="failed again"):
             sampler._revive(KeyError("x"))
-
-
-def test_an_engine_built_anew_leaves_the_gpu_before_it_is_proven(monkeypatch):
-    calls = []
-
-    def fail_once(policy, say):
-        calls.append("probe")
-        if len(calls) == 1:
-            raise SamplerError("NaN")
-
-    monkeypatch.setattr(probe, "probe", fail_once)
-    mine = SimpleNamespace(sync="adapter", rebuild=calls.append, release=lambda: calls.append("release"))
-    probe.prove(SimpleNamespace(config=SimpleNamespace(probe_failure="merged"), sampler=mine), str)
-    assert calls == ["probe", "merged", "release", "probe"]
