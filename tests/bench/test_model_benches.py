@@ -9,7 +9,7 @@ import pytest
 
 
 def run(*command: str) -> str:
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that share cores with others' wait for each other for minutes
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # two threads beside a busy neighbour wait for each other too long
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, env=alone)
     assert done.returncode == 0, done.stderr
     return done.stdout
