@@ -1,5 +1,7 @@
 """What the layers remember of the rows that are being decoded: keys and values, or the state of the delta rule."""
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,8 @@ class Cache:
     def __init__(self, config, slots: int, max_len: int, like: Tensor):
         self.lengths, self.max_len, self.device = torch.zeros(slots, dtype=torch.long), max_len, like.device
         kinds = {"linear_attention": DeltaCache, "full_attention": AttentionCache}
-        self.layers = [kinds[kind](self, config, slots, like.detach()) for kind in config.layers]
+        owner = weakref.proxy(self)  # not in a circle: the memory goes when the last one who uses it lets go
+        self.layers = [kinds[kind](owner, config, slots, like.detach()) for kind in config.layers]
 
     def select(self, bring: dict[int, int]) -> Rows:
         """Aim at the slots for one forward pass that brings bring[slot] tokens to each.

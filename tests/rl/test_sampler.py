@@ -1,4 +1,7 @@
 """The torch sampler against a plain forward: its log-probs are the policy's, whatever else is in the batch."""
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +127,17 @@ def test_uniforms():
     assert values.min() >= 0 and values.max() < 1
     assert abs(values.mean() - 0.5) < 0.005 and abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.01
     assert abs(uniforms(np.arange(200_000), np.full(200_000, 3)).mean() - 0.5) < 0.005
+
+
+def test_release_gives_the_memory_back_at_once(model):
+    """Without a garbage collection, which may come many steps later: each step's cache would stay beside the next."""
+    sampler = TorchSampler(model, 4, 128, SIZE, [STOP])
+    sampler.add(0, [8, 9], 3, 0)
+    sampler.step()
+    kept = weakref.ref(sampler.cache)
+    gc.disable()
+    try:
+        sampler.release()
+        assert kept() is None
+    finally:
+        gc.enable()
