@@ -178,10 +178,10 @@ class _Sheet:
         return self._box(body, facecolor=BODY + "40", edgecolor=BODY, linewidth=1.4, zorder=3.8)
 
     def animate(self, path: str | Path) -> None:
-        """A GIF: trail, body, clock and formulas drawn for each moment over a fixed background."""
+        """A GIF: trail, body, names, clock and formulas drawn for each moment over a fixed background."""
         canvas, frames = self.figure.canvas, []
         clock = self.side.text(SIDE - 0.25, self.texts[0].get_position()[1], "", size=13, ha="right", va="bottom")
-        for text in [clock, *self.texts[2:]]:
+        for text in [clock, *self.board.texts, *self.texts[2:]]:
             text.set_animated(True)
         canvas.draw()
         background = canvas.copy_from_bbox(self.figure.bbox)
@@ -197,7 +197,7 @@ class _Sheet:
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=pauses, loop=0)
 
     def _moment(self, now: float) -> list:
-        """What a frame shows at a time: trail, body and formulas; a formula counts as false only at the end."""
+        """What a frame shows: trail, body, the names above them, formulas; these count as false only at the end."""
         t, last = self.way[:, 0], now == self.end
         here = [float(np.interp(now, t, column)) for column in self.way.T]
         moving = [self._line(now), self._body(*here[1:])]
@@ -208,7 +208,7 @@ class _Sheet:
         for text, holds in zip(formulas, truths or [], strict=False):
             mark, colour = MARKS[holds or (False if last else None)]
             text.set(text=mark + text.get_text()[1:], color=colour)
-        return moving + (self.texts[2:] if last else formulas)
+        return moving + list(self.board.texts) + (self.texts[2:] if last else formulas)
 
 
 def _sweep(points: np.ndarray, r: float) -> Outline:

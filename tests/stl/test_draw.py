@@ -62,6 +62,10 @@ def test_gif_moves_and_formulas_turn_true(tmp_path, monkeypatch):
         frames.append(np.asarray(image.convert("RGB"), int))
     changed = np.abs(frames[0] - frames[1]).sum(2).any(0)  # columns of pixels
     assert changed[: len(changed) // 2].any() and changed[-300:].any()  # on the map, and among the formulas
+    sheet = draw_module._Sheet(TASK, GOOD)  # which ends on the name of A: that is still to be read
+    box, dark = sheet.board.texts[0].get_window_extent(), [frame.sum(2)[::-1] < 200 for frame in frames]
+    before, after = (one[int(box.y0) : int(box.y1), int(box.x0) : int(box.x1)] for one in dark)
+    assert before.any() and after[before].all()
 
 
 def test_same_picture_twice_and_the_path_is_left_alone(tmp_path):
