@@ -397,17 +397,27 @@ def stop(*_) -> None:
 
 @contextmanager
 def held_back(came: list[bool]) -> Iterator[None]:
-    """SIGTERM does not interrupt what is done inside, but is entered in `came`: who asked for this ends soon."""
-    def enter(*_) -> None:
+    """SIGTERM and the first Ctrl-C do not interrupt what is done inside, but are entered in `came`: who asked for this
+    ends soon."""
+    def enter(number: int, _) -> None:
+        came.append(True)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if dist.rank() == 0:  # not by print, which may be interrupted in the middle of its own work
+                os.write(2, b"\nCtrl-C: ends after this step, which is kept; once more ends at once\n")
+            return
         with suppress(KeyboardInterrupt):
             stop()
-        came.append(True)
 
-    before = signal.signal(signal.SIGTERM, enter)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:  # as a shell has it for what runs in the background
+                signal.signal(number, enter)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class Script(ScriptSampler):
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
     """Go through `train` with `config` scaled down, and check that each branch was taken."""
+    torch.set_num_threads(1)  # the network is tiny: beside a busy process several threads only wait for each other
     with tempfile.TemporaryDirectory() as folder:
         scaled, chat = scale_down(config, Path(folder))
         print(slice_table(scaled, chat), flush=True)
@@ -116,7 +117,7 @@ def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | Qwen
                                 vocab_size=chat.size)
     changes = {"name": "dry-run", "about": "in a temporary folder, of which nothing is left", "model": "",
                "adapter": "", "architecture": shape.to_json(), "sampler": "script",
-               "chat": kind, "device": "cpu", "dtype": "float32", "lora_rank": 4,
+               "chat": kind, "device": "cpu", "threads": 1, "dtype": "float32", "lora_rank": 4,
                "mix": dict.fromkeys(levels, -(-16 // len(levels))), "eval_mix": dict.fromkeys(held, 1),
                "max_turn_tokens": min(2048, config.max_turn_tokens), "micro_tokens": 16384, "head_chunk": 16,
                "sft_steps": 2 * config.imitates, "sft_tasks": 4 * config.imitates, "sft_batch": 2, "sft_file": "",

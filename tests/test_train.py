@@ -1,4 +1,5 @@
 """train.py as a user runs it: to the end, killed and resumed to the bit, and with mistakes on its command line."""
+import contextlib
 import gzip
 import json
 import os
@@ -111,14 +112,16 @@ def test_a_spot_machines_warning(undisturbed, tmp_path):
     same_as(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("stop", [0.0, 1.0], ids=["stops early", "goes the whole way"])
-def test_a_warning_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop):
-    """SIGTERM while a step is computed waits for its checkpoint, however long those are apart; while the weights are
-    measured it does not wait, and they are measured again."""
+@pytest.mark.parametrize("stop, number", [(0.0, signal.SIGTERM), (1.0, signal.SIGINT)],
+                         ids=["a warning, stops early", "Ctrl-C, goes the whole way"])
+def test_an_end_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop, number):
+    """SIGTERM or Ctrl-C while a step is computed waits for its checkpoint, however long those are apart; while the
+    weights are measured it does not wait, and they are measured again."""
     settings = ["--name=small", "--steps=0", "--sft_steps=7", "--sft_tasks=16", "--sft_eval_every=3",
                 "--sft_eval_from=6", "--max_turns=1", "--max_turn_tokens=4", '--mix={"L0": 9}', '--eval_mix={"L0": 2}',
                 "--checkpoint_seconds=600", f"--sft_stop={stop}"]
-    asked, done, warnings, handlers = [], [], [], {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGALRM)}
+    asked, done, warnings = [], [], []
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGALRM, signal.SIGINT)}
     step, evaluate = train.Learner.sft_step, train.evaluate
 
     def warned(function, what):
@@ -126,7 +129,7 @@ def test_a_warning_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop):
             done.append(what(*args))
             if warnings and done[-1] == warnings[0]:
                 warnings.pop(0)
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(number)
             return function(*args)
         return wrapped
 
@@ -145,10 +148,11 @@ def test_a_warning_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop):
         whole = list(done)
         assert whole.count("step") == (6 if stop == 0 else 7) and whole.count(("measured", 6, 1.0)) >= 1
         warnings += ["step", ("measured", 6, 1.0)]
-        assert go("warned") == 1 and done == ["step"] and asked == [20]
+        assert go("warned") == 1 and done == ["step"]
         assert [row["step"] for row in metrics(tmp_path / "warned")] == [1]
         assert (tmp_path / "warned/runs/small/checkpoints/sft-000001/state.json").exists()
-        assert go("warned") == 1 and done == ["step"] * 5 + [("measured", 6, 1.0)] and asked == [20, 20]
+        assert go("warned") == 1 and done == ["step"] * 5 + [("measured", 6, 1.0)]
+        assert asked == [20, 20] * (number == signal.SIGTERM)
         assert go("warned") == 0 and done == whole[6:]
     finally:
         for number, handler in handlers.items():
@@ -158,6 +162,20 @@ def test_a_warning_in_the_imitation_costs_no_step(monkeypatch, tmp_path, stop):
         shutil.rmtree(tmp_path / "warned/runs/small/checkpoints/sft-000006")
         shutil.rmtree(tmp_path / "undisturbed/runs/small/checkpoints/sft-000006")
     same_as(tmp_path / "undisturbed", tmp_path / "warned")
+
+
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["", "ignored, in a background"])
+def test_a_second_ctrl_c_ends_at_once(before):
+    was, came = signal.signal(signal.SIGINT, before), []
+    try:
+        with train.held_back(came):
+            signal.raise_signal(signal.SIGINT)
+            assert came == [True] * (before != signal.SIG_IGN)
+            with pytest.raises(KeyboardInterrupt) if came else contextlib.nullcontext():
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, was)
 
 
 @pytest.mark.parametrize("engine", ["", "with time_limit(100): "], ids=["trainer", "while the engine works"])
@@ -352,3 +370,12 @@ def test_a_dry_run_that_misses_a_branch_fails(monkeypatch, tmp_path):
     assert taken["a group that succeeds"] and taken["a right answer"] and taken["a tool's answer"]
     assert not any(taken[name] for name in ("a mixed group", "an optimizer step", "a wrong answer", "evaluation",
                                             "a turn cut by its length", "a checkpoint, and going on from it"))
+
+
+def test_every_figure_of_the_log_is_explained(undisturbed):
+    """docs/metrics.md names each key, but for those of things that are named by others: levels, counts, phases."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    rows = metrics(undisturbed)
+    keys = {key for row in rows for part in (row, *row.get("learner", ())) for key in part}
+    assert {row["stage"] for row in rows} == {"sft", "grpo", "eval"} and "ratio_max" in keys
+    assert not [key for key in keys if f"`{key}`" not in text and not key.startswith("entropy_L")]
