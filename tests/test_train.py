@@ -194,6 +194,8 @@ try:
     {engine}signal.raise_signal(signal.SIGTERM)
 except KeyboardInterrupt:
     print(asked, flush=True)
+    with time_limit(100):  # in which the engine finishes with what it has
+        pass
 time.sleep(200)
 """)
     done = run(tmp_path, str(ROOT), script=script)
