@@ -113,12 +113,23 @@ def plan(
     return {name: items | {"free": CARD - sum(items.values())} for name, items in phases.items()}
 
 
-def host(config: ModelConfig, rank: int, targets: Sequence[str]) -> dict[str, int]:
-    """Bytes of main memory that are pinned for each GPU: the trainer's weights and state, and the sampler's weights
-    if they sleep. (torch takes a power of two for each tensor: for the 9B's weights 3 GiB more.)"""
-    base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
-    trainer = {"frozen weights": base, "adapter, fp32": 4 * adapter, "optimizer state": 8 * adapter}
-    return trainer | {"sampler's weights, at sleep_level 1": base}
+def host(config: ModelConfig, rank: int, targets: Sequence[str], asleep: bool = True) -> dict[str, int]:
+    """Bytes of main memory for each GPU: the trainer's weights and state, and the sampler's weights if they sleep.
+
+    All but the adapter is pinned, for which torch takes a power of two a tensor; norms and convolutions are left out.
+    """
+    layers, d = [linears(config, kind) for kind in config.layers], config.hidden_size
+    sizes = [a * b for layer in layers for a, b in layer.values()]
+    sizes += [config.vocab_size * d] * (1 if config.tie_word_embeddings else 2)
+    low_rank = [rank * n for layer in layers for name, sides in layer.items() if name in targets for n in sides]
+    base, state = sum(pinned(2 * n) for n in sizes), 2 * sum(pinned(4 * n) for n in low_rank)
+    trainer = {"frozen weights": base, "adapter, fp32": 4 * sum(low_rank), "optimizer state": state}
+    return trainer | ({"sampler's weights, at sleep_level 1": base} if asleep else {})
+
+
+def pinned(size: int) -> int:
+    """Bytes that torch takes for a pinned tensor of `size`."""
+    return 1 << (size - 1).bit_length()
 
 
 def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, longest: int, head_chunk: int) -> str:

@@ -105,6 +105,6 @@ class Ledger:
         shares = " ".join(f"{phase} {work / phases[phase] / peak:.0%}" for phase, work in row["flops"].items()
                           if work and phases.get(phase)) if peak else ""
         hours = self.sums["seconds"] / 3600
-        money = f", {self.sums['money']:.2f} at {self.config.price_per_hour:g} an hour" * (self.sums["money"] > 0)
+        money = f", ${self.sums['money']:.2f} at ${self.config.price_per_hour:g} an hour" * (self.sums["money"] > 0)
         return (f"          {row['sampled']:,} tokens sampled, {row['trained']:,} trained"
                 f"{'; of the peak: ' * bool(shares)}{shares}; the run so far: {hours:.2f} hours{money}")

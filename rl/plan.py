@@ -35,15 +35,19 @@ def show_plan(config: Config) -> None:
     """Print the memory of a GRPO step phase by phase, the expected time and cost, versions, and what is missing."""
     (shape, source), tokens = shape_of(config), max(config.max_tokens, config.micro_tokens)
     print(f"{config.name}, the network by {source}")
-    print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
-    print("\n".join(["", *prospects(config, shape), "", f"versions: {json.dumps(versions())}", "missing here:",
+    if config.device == "cpu":
+        print(f"{budget.parameters(shape):,} parameters in {config.dtype}; for a CPU nothing is planned")
+    else:
+        print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
+        print("\n".join(["", *prospects(config, shape)]))
+    print("\n".join(["", f"versions: {json.dumps(versions())}", "missing here:",
                      *(f"  {line}" for line in missing(config, shape) or ["nothing"])]))
 
 
 def prospects(config: Config, shape: ModelConfig) -> list[str]:
     """Expected time and cost of the GRPO steps on one H100, with all that the figures assume."""
-    if config.device != "cuda" or not config.steps:
-        return ["no time is foretold: the assumptions are about GRPO on a GPU"]
+    if not config.steps:
+        return ["no time is foretold: the assumptions are about GRPO"]
     n, length = config.tasks_per_step * config.samples, LENGTHS[config.thinking]
     forward, peak = budget.forward_flops(shape, [length] * n, int(n * length * SAMPLED)), config.peak_tflops or 989
     learnt = forward * LIVE / (peak * 1e12 * PEAK_SHARE)  # seconds of one pass
@@ -53,7 +57,9 @@ def prospects(config: Config, shape: ModelConfig) -> list[str]:
     step, measured = sum(seconds.values()), sum(config.eval_mix.values()) * length * SAMPLED / SPEED
     times = 2 + (config.steps // config.eval_every if config.eval_every else 0)
     hours, price = (config.steps * step + times * measured) / 3600, config.price_per_hour
-    cost = f"{hours * price:,.0f} at {price:g} an hour" if price else f"${0.8 * hours:,.0f}-{2 * hours:,.0f} at $0.8-2"
+    cost = f"${0.8 * hours:,.0f}-{2 * hours:,.0f} at $0.8-2"
+    if price:
+        cost = f"${hours * price:,.0f} at ${price:g} an hour"
     shares = [f"{name} {value:,.0f} s ({value / step:.0%}; in the post {POST[name]:.0%})"
               for name, value in seconds.items()]
     return [f"expected on one H100: a step {step / 60:.0f} min: {', '.join(shares)}",
@@ -73,7 +79,8 @@ def missing(config: Config, shape: ModelConfig) -> list[str]:
         lines += [f"package {name}: pip install -r requirements-gpu.txt" for name in absent("fla")]
         if not torch.cuda.is_available():
             lines.append("a CUDA device: run it where `nvidia-smi` shows one of 80 GB")
-        pinned = sum(budget.host(shape, config.lora_rank, config.lora_targets).values()) * dist.ranks()
+        sizes = budget.host(shape, config.lora_rank, config.lora_targets, asleep=config.sleep_level == 1)
+        pinned = sum(sizes.values()) * dist.ranks()
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if memory < pinned:
             lines.append(f"main memory: {pinned / 1e9:.0f} GB are pinned for {dist.ranks()} GPU"

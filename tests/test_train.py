@@ -251,9 +251,19 @@ def test_the_plan_counts_the_memory_of_all_ranks(monkeypatch):
     shape, source = plan.shape_of(replace(config, model="", sampler="torch"))
     assert source == "`architecture` in the settings"
     monkeypatch.setattr(plan.os, "sysconf", {"SC_PHYS_PAGES": 10**7, "SC_PAGE_SIZE": 4096}.get)
-    assert not any("main memory" in line for line in plan.missing(config, shape)), "38 GB of 41 for one GPU"
+    assert not any("main memory" in line for line in plan.missing(config, shape)), "24 GB of 41 for one GPU"
     monkeypatch.setattr(dist, "_place", (0, 4))
-    assert "main memory: 152 GB are pinned for 4 GPUs, and here are 41" in plan.missing(config, shape)
+    assert "main memory: 95 GB are pinned for 4 GPUs, and here are 41" in plan.missing(config, shape)
+    asleep = replace(config, sleep_level=1)
+    assert "main memory: 180 GB are pinned for 4 GPUs, and here are 41" in plan.missing(asleep, shape)
+
+
+def test_for_a_cpu_nothing_is_planned(monkeypatch, capsys):
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    assert train.main(["--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "\n874,368 parameters in float32; for a CPU nothing is planned\n" in said
+    assert "GiB" not in said and "expected on" not in said and "missing here:" in said
 
 
 def test_a_second_process_and_changed_settings_are_refused(undisturbed):

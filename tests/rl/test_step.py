@@ -215,7 +215,7 @@ def test_the_ledger_adds_up_over_processes(tmp_path, monkeypatch):
     ledger.enter({}, {"evaluate": 5.0})
     assert ledger.step(row | {"time": phases}).strip() == (
         "70 tokens sampled, 30 trained; of the peak: sample 20% update 25%; the run so far: 0.50 hours, "
-        "1.00 at 2 an hour")
+        "$1.00 at $2 an hour")
     Ledger(tmp_path, config)  # a process that is killed before it enters anything
     again = Ledger(tmp_path, replace(config, price_per_hour=4.0))
     again.enter({"trained": 5}, {"imitation": 1.0})
