@@ -86,7 +86,10 @@ def compare(args) -> None:
 
 def write_page(file: str, reports: list[dict], groups, chats: dict) -> None:
     written = page.write(file, reports, groups, chats)
-    print(f"{file}: {written['episodes']} episodes, {written['bytes'] / 1e6:.1f} MB; open it in a browser")
+    shown, made = written["episodes"], sum(report["training"]["episodes"] for report in reports if report["training"])
+    words = f"{shown} episodes" if shown >= made else (
+        f"{shown} of {made} episodes, of evenly chosen steps (--steps A-B shows others)")
+    print(f"{file}: {words}, {written['bytes'] / 1e6:.1f} MB; open it in a browser")
 
 
 def wanted_levels(args, world) -> list[str]:

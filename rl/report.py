@@ -346,9 +346,10 @@ def curves(rows: list[dict], path: str | Path) -> None:
                 ax.plot([point["step"] for point in known], [point[key] for point in known], label=name,
                         marker="o" if len(known) == 1 else None)
             top = ax.get_ylim()[1]
-            ax.set(title=title, xlabel=f"{stage} step", ylim=(-0.02 * top, 1.04 * top))  # none is below 0
+            ax.set(title=title, ylim=(-0.02 * top, 1.04 * top))  # none is below 0
         for ax in axes:
             ax.grid(alpha=0.3)
+            ax.set_xlabel(f"{stage} step")
             ax.xaxis.get_major_locator().set_params(integer=True)
             ax.set_xlim(-0.04 * last, 1.04 * last)  # one for all of a stage, however many points there are
             if labels := ax.get_legend_handles_labels()[1]:
@@ -373,4 +374,4 @@ def _success(ax, measured: list[dict], steps: list[dict]) -> None:
     for level in levels if len(levels) > 1 else ():
         ax.plot([row["step"] for row in own], [row["levels"].get(level, {}).get("success") for row in own],
                 linewidth=0.8, linestyle="--", label=level)
-    ax.set(title="success", xlabel="step", ylim=(-0.02, 1.02))
+    ax.set(title="success", ylim=(-0.02, 1.02))

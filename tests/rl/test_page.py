@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import eval as evaluation
+import rl.page as page_module
 from rl.chat import Call, CompactChat, QwenChat, Turn
 from rl.config import load_config
 from rl.episode import Episode
@@ -150,13 +151,16 @@ def test_reports_stand_side_by_side(folder, tmp_path):
     assert groups == "12: " + ", ".join(f"{counts[name] / 12:.2f}" for name in ("fail", "mixed", "succeed"))
 
 
-def test_the_command_prints_and_writes(folder, tmp_path, capsys):
+def test_the_command_prints_and_writes(folder, tmp_path, capsys, monkeypatch):
     target, page = tmp_path / "report.json", tmp_path / "page.html"
     command = ["--report", str(folder), "--steps", "1-2", "--json", str(target), "--html", str(page)]
     assert evaluation.main(command) == 0
     assert "32 episodes" in capsys.readouterr().out and list(tmp_path.iterdir()) != [page]
     assert json.loads(target.read_text())["reports"][0]["training"]["episodes"] == 32
     assert len(blocks(page)["main"]["index"]) == 32
+    monkeypatch.setattr(page_module, "MOST", 20)
+    assert evaluation.main(["--report", str(folder), "--html", str(page)]) == 0
+    assert ": 16 of 48 episodes, of evenly chosen steps (--steps A-B" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, said", [
@@ -389,6 +393,20 @@ def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     assert view.evaluate("path") == first and view.evaluate("document.querySelector('.call.shown').id") == "call0"
 
 
+def test_an_episode_opens_at_its_end_with_its_verdict(view):
+    open_list(view)
+    view.select_option("#filters [name=outcome]", "a formula fails")
+    view.click("#row0")
+    view.wait_for_function("one === shown[0] && episode === group.episodes[one.place] && call === null")
+    marks, clauses = view.evaluate("[[...document.querySelectorAll('.mark')].map(mark => mark.textContent), "
+                                   "episode.verdict.clauses]")
+    assert marks == ["✓" if holds else "✗" for holds in clauses] and not all(clauses)
+    view.evaluate("choose(1)")  # played on from where its own leg begins
+    leg = view.evaluate("episode.uses[1][2]")
+    assert view.evaluate("now") == leg[-1][0] > leg[0][0] > 0
+    assert view.evaluate("play(), pause(), now") == leg[0][0]
+
+
 def test_tokens_have_two_colours_and_say_their_log_prob(view, folder):
     open_list(view)
     view.click("#row0")
@@ -415,6 +433,7 @@ def test_another_world_in_the_browser(browser, tmp_path):
             page.keyboard.press(key)
         text = page.inner_text("#text")
         assert "I add." in text and "sum(2, 2" in text and page.query_selector("#map") is None
+        assert "4" in page.inner_text(".call:has-text('answer')") and "waypoints" not in text
 
 
 def test_strange_episodes_in_the_browser(browser, tmp_path):
