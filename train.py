@@ -9,6 +9,7 @@
 Stop it at any time, even with kill -9: the same command goes on where it was. A run is written to runs/NAME; data/
 keeps the demonstrations and tasks that were made, and may be deleted: what is needed is made again.
 """
+import difflib
 import math
 import os
 import signal
@@ -29,7 +30,7 @@ from model.checkpoint import save_adapter, save_folder
 from model.optim import AdamW, Chain, Muon
 from rl import cli, dist, report
 from rl.chat import open_chat
-from rl.config import Config, ConfigError, load_config, replace
+from rl.config import FIELDS, Config, ConfigError, load_config, replace
 from rl.dryrun import dry_run
 from rl.env import EnvFault
 from rl.episode import Episode
@@ -52,6 +53,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plan", action="store_true", help="print the memory that a step takes on a card, and end")
     parser.add_argument("--dry-run", action="store_true", help="go the whole way in small, print the plan, and end")
     args, overrides = parser.parse_known_args(argv)
+    options = [name.replace("_", "-") for name in vars(args)]
+    for item in overrides:
+        close = difflib.get_close_matches(item.strip("-").partition("=")[0], [*options, *FIELDS], n=1)
+        if close and close[0] in options:
+            parser.error(f"unexpected {item!r} (did you mean --{close[0]}?)")
     if stray := [item for item in overrides if not item.startswith("--")]:
         parser.error(f"unexpected {stray[0]!r}: settings are written --KEY=VALUE")
     signal.signal(signal.SIGTERM, stop)
@@ -79,7 +85,9 @@ def train(config: Config, new: bool = False, force: bool = False) -> None:
     folder = run.folder  # asked for here: ranks that are interrupted do so at different places
     try:
         if run.finished:
-            print(f"{folder} is finished: curves in {folder}/curves.png; give --new for another run")
+            more = "steps" if config.steps else "sft_steps"
+            print(f"{folder} is finished: curves in {folder}/curves.png; --{more}=N --force goes on to more steps, "
+                  "--new begins another run")
             return
         print(f"{folder}: {config.about}" if config.about else folder, flush=True)
         ledger = Ledger(folder, config)

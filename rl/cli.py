@@ -267,6 +267,8 @@ def open_policy(name: str, config: Config | None = None, file: Path | None = Non
     if not Path(name).is_dir():
         close = difflib.get_close_matches(name, (*SCRIPTED, API), n=1)
         hint = f"did you mean {close[0]}? Or " if close else ""
+        if kept := sorted(path.parent.name for path in Path(name).parent.glob("*/state.json")):
+            hint = f"beside it are {', '.join(kept)}; "
         raise UsageError(f"--policy: no folder {name!r}; {hint}give expert, naive, search, api, a run folder or a "
                          "model folder")
     if not (run_of(name) / "config.json").is_file():

@@ -229,10 +229,10 @@ SHARES = {"sft_lr", "sft_muon_lr", "sft_decay", "sft_noise", "sft_stop", "lr", "
 
 def check_number(name: str, value: float) -> None:
     """Raise ConfigError for a number that this setting cannot be."""
-    positive, high = name in POSITIVE, 1 if name in SHARES else 2**62
-    if not 0 <= value <= high or positive and value == 0:
-        raise ConfigError(f"{name} = {str(value)[:40]}: must be {'above' if positive else 'at least'} 0 and at most "
-                          f"{high:g}")
+    positive, share = name in POSITIVE, name in SHARES
+    if not 0 <= value <= (1 if share else 2**62 - 1) or positive and value == 0:
+        most = " and at most 1" if share else " and below 2**62" * (value > 0)  # infinity, too
+        raise ConfigError(f"{name} = {str(value)[:40]}: must be {'above' if positive else 'at least'} 0{most}")
 
 
 def check_mix(field: str, mix: dict | None, levels: tuple[str, ...]) -> None:
@@ -261,7 +261,13 @@ def read_value(field: dataclasses.Field, text: str):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
         return ast.literal_eval(text) if value is text else value
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise ConfigError(f"{field.name} = {text[:40]}: cannot be read as {describe(field)}") from None
+        raise ConfigError(f"{field.name} = {text[:40]}: cannot be read as {describe(field)}{example(field)}") from None
+
+
+def example(field: dataclasses.Field) -> str:
+    if isinstance(field.default, tuple):
+        return f", such as {field.default}"
+    return ", such as {'L1': 100}" if field.name in ("mix", "eval_mix") else ""
 
 
 def describe(field: dataclasses.Field) -> str:

@@ -36,7 +36,7 @@ def show_plan(config: Config) -> None:
     (shape, source), tokens = shape_of(config), max(config.max_tokens, config.micro_tokens)
     print(f"{config.name}, the network by {source}")
     if config.device == "cpu":
-        print(f"{budget.parameters(shape):,} parameters in {config.dtype}; for a CPU nothing is planned")
+        print(f"{budget.parameters(shape):,} parameters in {config.dtype}; for a CPU no memory or time is planned")
     else:
         print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
         print("\n".join(["", *prospects(config, shape)]))

@@ -239,6 +239,11 @@ def test_tasks_that_a_policy_cannot_read(capsys, random_run):
     assert "two decimals" in mistake(capsys, sample_script.main, "--level", "L8")
 
 
+def test_a_checkpoint_that_is_not_there(capsys, random_run):
+    said = mistake(capsys, eval_script.main, "--policy", str(random_run / "checkpoints/sft-000009"))
+    assert "no folder 'runs/small/checkpoints/sft-000009'; beside it are sft-000001; give expert," in said
+
+
 def test_a_run_without_checkpoint(capsys, random_run):
     shutil.rmtree(random_run / "checkpoints")
     assert "no checkpoint" in mistake(capsys, eval_script.main, "--policy", str(random_run))

@@ -76,7 +76,7 @@ def test_a_run_to_its_end(undisturbed):
     assert [path.name for path in (folder / "checkpoints/sft-000012").glob("*.safetensors")] == ["model.safetensors"]
     assert (folder / "checkpoints/grpo-000004/adapter_config.json").exists()
     again = run(undisturbed)
-    assert again.returncode == 0 and "is finished" in again.stdout
+    assert again.returncode == 0 and "is finished" in again.stdout and "--steps=N --force goes on" in again.stdout
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
@@ -213,8 +213,10 @@ def same_as(undisturbed, folder):
 @pytest.mark.parametrize("arguments, words", [
     (["--stepz=3"], ["stepz", "steps"]),
     (["--config", "tinny.py"], ["tinny.py", "tiny.py"]),
+    (["--confg", "l8.py"], ["unexpected '--confg' (did you mean --config?)"]),
+    (["--confg=l8.py"], ["unexpected '--confg=l8.py' (did you mean --config?)"]),
     (["--lr=fast"], ["lr", "float"]),
-    (["--samples=0"], ["samples", "above 0"]),
+    (["--samples=0"], ["train.py: samples = 0: must be above 0"]),
     (['--mix={"L9": 3}'], ["L9", "L"]),
     (["--lora_targets=('q_prj',)"], ["q_prj", "q_proj"]),
     (["--model=nowhere", "--chat=qwen", "--sft_steps=0"], ["nowhere"]),
@@ -262,7 +264,7 @@ def test_for_a_cpu_nothing_is_planned(monkeypatch, capsys):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     assert train.main(["--plan"]) == 0
     said = capsys.readouterr().out
-    assert "\n874,368 parameters in float32; for a CPU nothing is planned\n" in said
+    assert "\n874,368 parameters in float32; for a CPU no memory or time is planned\n" in said
     assert "GiB" not in said and "expected on" not in said and "missing here:" in said
 
 
