@@ -56,8 +56,9 @@ def main() -> None:
     policy, losses = imitate(task)
     parts = [opening(task), tokens(policy, task), learnt(policy, losses)]
     episodes = policy.play([task], CONFIG.samples, KEY)
-    parts += [rollout(policy, episodes), verdicts(episodes), update(policy, episodes)]
+    parts += [rollout(policy, episodes), verdicts(policy, episodes), update(policy, episodes)]
     Path(args.out).write_text("\n\n".join(map(reflow, parts)) + "\n", encoding="utf-8")
+    print(f"{args.out}: written")
 
 
 def imitate(task: Task) -> tuple[Policy, list[float]]:
@@ -148,7 +149,8 @@ first imitates two conversations of the scripted expert about this very task, {l
 (`rl/learner.py:Learner.sft_step`): one is right, in the other the expert forgets to wait. The loss is the mean of
 -log p over the tokens that a policy would have chosen; it falls from {losses[0]:.2f} to {losses[-1]:.3f}. Then these
 weights are frozen, and an adapter of rank {CONFIG.lora_rank} is laid on every linear layer (`model/lora.py:attach`):
-y = W x + {CONFIG.lora_alpha / CONFIG.lora_rank:g} B A x with B = 0. So far it changes nothing.
+y = W x + (alpha / rank) B A x with alpha / rank = {CONFIG.lora_alpha:g} / {CONFIG.lora_rank} and B = 0. So far it
+changes nothing.
 """
 
 
@@ -161,12 +163,13 @@ def rollout(policy: Policy, episodes: list[Episode]) -> str:
     rows = "\n".join(f"| {i} | `{names[episode.ids[i]]}` | {np.exp(episode.logprobs[i]):.3f} | "
                      f"{episode.logprobs[i]:.4f} | {luck[i]:.3f} |" for i in range(start, start + 9))
     call = episode.messages[1]["tool_calls"][0]["function"]
+    visits = ", ".join(f"{f.arg.region} at {f.a:g} s" for f in sorted(episode.task.formulas, key=lambda f: f.a))
     return f"""
 ## 5. A turn, a call, an answer
 
-A group is {CONFIG.samples} episodes of one task. Each has a seed, made of (run, step, task, sample), and a token's luck
-is a function of that seed and its place: where it falls in the distribution function, that token it is
-(`rl/sampler.py:uniforms`). Episode {episode.sample} begins:
+A group is {CONFIG.samples} episodes of one task. Each has a seed, made of (seed of the run, stage, step, task, sample),
+and a token's luck is a function of that and its place: where it falls in the distribution function, that token it is
+(`rl/rollout.py:new_episodes`, `rl/sampler.py:uniforms`). Episode {episode.sample} begins:
 
 | place | token | probability | log-prob | luck |
 |---|---|---|---|---|
@@ -176,7 +179,8 @@ Its first turn has {end - start} tokens, the stop token `<end>` included:
 
 {words(policy, episode.ids[start:end])}
 
-`rl/chat.py:CompactChat.parse` reads it as a call of `{call["name"]}` with
+It begins with a plan, the visits in the order in which their windows open: {visits}. `rl/chat.py:CompactChat.parse`
+reads it as a call of `{call["name"]}` with
 
 {block(call["arguments"])}
 
@@ -195,11 +199,14 @@ message:
 """
 
 
-def verdicts(episodes: list[Episode]) -> str:
+def verdicts(policy: Policy, episodes: list[Episode]) -> str:
     rewards, gains = [episode.reward for episode in episodes], advantages_of(episodes, CONFIG)
     rows = "\n".join(f"| {e.sample} | {e.sampled} | {e.ending} | "
                      f"{'; '.join(v.text for v in e.verdict.violations) or 'right'} | {e.reward:g} | {gain:+.3f} |"
                      for e, gain in zip(episodes, gains, strict=True))
+    right, wrong = (next(e for e in episodes if e.reward == reward) for reward in (1, 0))
+    place = next(i for i, (a, b) in enumerate(zip(right.ids, wrong.ids, strict=False)) if a != b)
+    said, instead = (policy.chat.names[e.ids[place]] for e in (right, wrong))
     return f"""
 ## 6. Verdict, reward, advantage
 
@@ -210,6 +217,14 @@ group's mean and its unbiased standard deviation.
 | episode | chosen tokens | ending | verdict | reward | advantage |
 |---|---|---|---|---|---|
 {rows}
+
+The failed ones begin as the right ones do, up to place {place}. There they say `{instead}`, and the others `{said}`:
+
+{words(policy, wrong.ids[wrong.mask.index(1):wrong.mask.index(0, place)])}
+
+This call asks for no wait, so the robot leaves A before the window opens. One of the two demonstrations forgot the wait
+just so, and the policy has learnt both: `{said}` has the probability {np.exp(right.logprobs[place]):.3f} here. To raise
+it is what this group has to teach.
 """
 
 
@@ -315,9 +330,10 @@ its probability went from {np.exp(before):.3f} to {np.exp(after):.3f}. The sampl
 |---|---|---|---|
 {rows}
 
-Of the {len(episodes)} episodes before the step a share of {np.mean([x.reward for x in episodes]):.3f} was right, of 64
-fresh ones by version 1 it is {np.mean([x.reward for x in fresh]):.3f}. That was a step of GRPO. The main run,
-configs/l8.py, takes 80 of them, with 256 episodes of 32 tasks each.
+Of the {len(episodes)} episodes before the step a share of {np.mean([x.reward for x in episodes]):.3f} was right; of
+{len(fresh)} fresh ones of the same task by version 1 it is {np.mean([x.reward for x in fresh]):.3f}. What a policy has
+learnt for other tasks is measured on held-out ones (`train.py:evaluate`). That was a step of GRPO. The main run,
+configs/l8.py, takes 80 of them, each on 32 tasks with 8 episodes a task.
 """
 
 
