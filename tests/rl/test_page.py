@@ -393,6 +393,12 @@ def test_the_robot_is_where_it_should_be_and_stops(view, folder):
     assert view.evaluate("path") == first and view.evaluate("document.querySelector('.call.shown').id") == "call0"
 
 
+def test_a_chart_of_one_measurement_begins_at_0(view):
+    texts = view.evaluate("""[...chart("held out", [{name: "", points: [[250, 0.5]]}], true)[0]
+        .querySelectorAll(".axis")].map(text => text.textContent)""")
+    assert texts == ["0", "0.5", "1", "0", "100", "200", "step"]
+
+
 def test_an_episode_opens_at_its_end_with_its_verdict(view):
     open_list(view)
     view.select_option("#filters [name=outcome]", "a formula fails")
