@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from rl.env import STL, open_env
+from rl.env import STL, ask, open_env
 
 DEPTH = 50  # of lists and objects within each other in a call's arguments; no tool takes more
 SURROGATES = re.compile(r"[\ud800-\udfff]")  # JSON can spell half a character, which no encoding can write
@@ -176,8 +176,8 @@ class QwenChat:
 
     def prompt(self, task) -> list[int]:
         """The system and user message and the opening of the first assistant turn."""
-        messages = [{"role": "system", "content": self.env.system_prompt(self.tools)},
-                    {"role": "user", "content": self.plain(self.env.user_prompt(task))}]
+        messages = [{"role": "system", "content": ask(self.env.system_prompt, self.tools)},
+                    {"role": "user", "content": self.plain(ask(self.env.user_prompt, task))}]
         return self._encode(self._render(messages, True))
 
     def tool_turn(self, answers: list[str]) -> list[int]:

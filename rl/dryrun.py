@@ -20,8 +20,10 @@ from model.checkpoint import save_adapter, save_folder
 from model.qwen import Qwen
 from rl.chat import CompactChat, QwenChat
 from rl.config import Config, replace
-from rl.env import open_env
+from rl.env import EnvFault, ask, called, open_env
+from rl.episode import Episode
 from rl.plan import shape_of
+from rl.rollout import finish
 from rl.run import latest_checkpoint, read_episodes, read_rows
 from rl.sampler_script import ScriptSampler
 from rl.tasks import held_out
@@ -38,7 +40,8 @@ class Script(ScriptSampler):
 
     def __init__(self, config: Config, chat: CompactChat | QwenChat):
         self.config, self.chat, self.env = config, chat, open_env(config.env)
-        tasks = [self.env.make_task(level, config.split, i) for level, n in config.mix.items() for i in range(n)]
+        tasks = [ask(self.env.make_task, level, config.split, i) for level, n in config.mix.items()
+                 for i in range(n)]
         self.write = functools.cache(self.write)
         self.tasks = {tuple(chat.prompt(task)): task for task in tasks + held_out(config.eval_mix, config.env)}
         super().__init__(lambda key, turn: self.said[key][turn], [chat.stop_id, *chat.end_ids], -math.log(chat.size))
@@ -60,7 +63,7 @@ class Script(ScriptSampler):
         task = self.tasks[prompt]
         expert = self.converse(task, self.config.tools)
         answers = (self.converse(other, self.config.tools)[-1] for other in self.tasks.values())  # right ones elsewhere
-        wrong = next((turn for turn in answers if not self.env.grade(task, self.chat.parse(turn).content).ok), [])
+        wrong = next((turn for turn in answers if not ask(self.env.grade, task, self.chat.parse(turn).content).ok), [])
         stop, broken = [self.chat.stop_id], self.broken(task)
         return {"right": expert, "wrong": [wrong or stop], "silent": [stop],
                 "end of text": [self.chat.end_ids[:1] or stop], "broken call": [broken, *expert], "endless": [broken]
@@ -69,8 +72,19 @@ class Script(ScriptSampler):
     def converse(self, task, tools: bool) -> list[list[int]]:
         """The expert's turns."""
         explain = "plan" if self.config.chat == "compact" else "normal"
-        messages = self.env.demonstrate(task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
-        return [self.chat.assistant(message) for message in messages if message["role"] == "assistant"]
+        messages = ask(self.env.demonstrate, task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
+        turns = [self.chat.assistant(message) for message in messages if message["role"] == "assistant"]
+        return turns or [[self.chat.stop_id]]
+
+    def check_expert(self) -> None:
+        """Raise EnvFault where an answer of the expert's own is no right one: there is no use in learning from it."""
+        for task in self.tasks.values():
+            episode, turns = Episode(task, seed=0), self.converse(task, self.config.tools)
+            finish(episode, self.chat.parse(turns[-1]).content, self.env.grade)
+            if not episode.reward:
+                why = episode.verdict.text if episode.verdict else episode.messages[-1]["content"]
+                raise EnvFault(f"{called(self.env.demonstrate)}: the expert's own answer to task {task.id} is not "
+                               f"rewarded: {why}")
 
     def broken(self, task) -> list[int]:
         """The expert's first call so that it cannot be read: cut, or with a token twice."""
@@ -85,7 +99,9 @@ def dry_run(config: Config, train: Callable[..., None]) -> None:
     torch.set_num_threads(1)  # the network is tiny: beside a busy process several threads only wait for each other
     with tempfile.TemporaryDirectory() as folder:
         scaled, chat = scale_down(config, Path(folder))
-        print(slice_table(scaled, chat), flush=True)
+        script = Script(scaled, chat)
+        script.check_expert()
+        print(slice_table(script), flush=True)
         with contextlib.chdir(folder):
             if scaled.steps:  # end early, and go on in what looks like another process
                 train(replace(scaled, steps=scaled.steps - 1))
@@ -167,9 +183,9 @@ def qwen_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def slice_table(config: Config, chat: CompactChat | QwenChat) -> str:
+def slice_table(script: Script) -> str:
     """Tokens of prompts and of the expert's conversations, a mean over the first two tasks of each level."""
-    script, lines = Script(config, chat), [f"{'level':<6}{'prompt':>8}{'turns':>8}{'said':>8}  tokens, by the expert"]
+    lines, config = [f"{'level':<6}{'prompt':>8}{'turns':>8}{'said':>8}  tokens, by the expert"], script.config
     for level in config.mix:
         own = [(prompt, task) for prompt, task in script.tasks.items() if task.level == level][:2]
         said = [len(turn) for _, task in own for turn in script.converse(task, config.tools)]

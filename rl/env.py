@@ -38,7 +38,7 @@ class EnvError(ValueError):
 
 
 class EnvFault(RuntimeError):
-    """A task world whose own code raises too often to go on: the message says what and where."""
+    """A task world whose own code raises where nothing can go on, or too often: the message says what and where."""
 
 
 class Fault(str):
@@ -53,10 +53,10 @@ def open_env(name: str = STL) -> ModuleType:
         raise EnvError(f"env = {name!r}: is no import path of a module, such as {STL}")
     try:
         env = importlib.import_module(name)
-    except ImportError as error:
-        raise EnvError(f"env = {name!r}: cannot be imported from here ({error}); it is looked for beside train.py "
-                       "and in the folder in which you are") from None
     except Exception as error:  # whatever a user's own code can do
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise EnvError(f"env = {name!r}: there is no module {error.name}; it is looked for beside train.py and in "
+                           "the folder in which you are") from None
         raise EnvError(f"env = {name!r}: cannot be imported ({told(error)})") from None
     needed = NAMES + COMPACT if getattr(env, "WORDS", None) else NAMES
     if missing := [item for item in needed if not hasattr(env, item)]:
@@ -76,11 +76,27 @@ def told(error: Exception) -> str:
 
 def raised(function: Callable, error: Exception) -> str:
     """What a function of a task world raised, in one line."""
-    return f"{called(function)} raised {told(error)}"
+    said, code = told(error), getattr(function, "__code__", None)
+    if code and not error.__traceback__.tb_next:  # it was never entered: other parameters than those of NAMES
+        said = f"{type(error).__name__}: {error} ({code.co_filename}, line {code.co_firstlineno})"
+    return f"{called(function)} raised {said}"
 
 
 def called(function: Callable) -> str:
     return f"{function.__module__}.{function.__name__}"
+
+
+def ask(function: Callable, *arguments, **named):
+    """What a function of a task world returns, asked by the program and not by a model: where it raises, or returns
+    nothing, nothing can go on. Raises EnvFault."""
+    try:
+        answer = function(*arguments, **named)
+        reason = f"{called(function)} returned nothing"
+    except Exception as error:
+        answer, reason = None, raised(function, error)
+    if answer is None:
+        raise EnvFault(f"{reason}; asked for {getattr(arguments[0], 'id', arguments)}")
+    return answer
 
 
 def answer_call(call_tool: Callable, *arguments) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl import cli
-from rl.env import STL, open_env
+from rl.env import STL, EnvFault, ask, open_env
 from rl.run import writing
 from rl.workers import Workers
 from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
@@ -43,7 +43,7 @@ def training_tasks(config: Config, step: int, n: int) -> list:
     world = open_env(config.env)
     mix = [(level, index) for level in world.LEVELS for index in range(config.mix.get(level, 0))]
     chosen = (mix[i] for i in shuffled(len(mix), config.seed, step * n, n))
-    return [world.make_task(level, config.split, index) for level, index in chosen]
+    return [ask(world.make_task, level, config.split, index) for level, index in chosen]
 
 
 def shuffled(size: int, seed: int, first: int, n: int) -> list[int]:
@@ -62,7 +62,7 @@ def held_out(eval_mix: dict[str, int], env: str = STL) -> list:
 
 @cache  # each stage of a run asks for them, and nobody writes to a task
 def _held_out(make_task: Callable, level: str, index: int):
-    return make_task(level, "eval", index)
+    return ask(make_task, level, "eval", index)
 
 
 def demonstrations(config: Config, count: int, folder: str | Path = "data") -> list[dict]:
@@ -195,6 +195,8 @@ def _make(work: Callable, jobs: list[tuple], what: str) -> list:
             workers.submit(number, [(_do_all, work, chunk)])
         while len(done) < len(chunks):
             for number, (results,) in workers.collect(block=True):
+                if isinstance(results, EnvFault):
+                    raise results
                 if isinstance(results, str):
                     raise RuntimeError(f"{what}: {results}")
                 done[number] = results
@@ -202,10 +204,12 @@ def _make(work: Callable, jobs: list[tuple], what: str) -> list:
     return [result for number in sorted(done) for result in done[number]]
 
 
-def _do_all(work: Callable, jobs: list[tuple]) -> list | str:
-    """The results, or the traceback of what went wrong."""
+def _do_all(work: Callable, jobs: list[tuple]) -> list | EnvFault | str:
+    """The results, or what went wrong: a fault of a task world, or the traceback."""
     try:
         return [work(job) for job in jobs]
+    except EnvFault as error:
+        return error
     except Exception:
         return traceback.format_exc()
 
@@ -226,9 +230,9 @@ def _task_line(job: tuple[str, str, int]) -> str:
 def _demonstrate(job: tuple) -> str:
     level, index, settings = job
     env = open_env(settings["env"])
-    task = env.make_task(level, "sft", index)
-    messages = env.demonstrate(task, _generator(settings["seed"], index), settings["noise"], tools=settings["tools"],
-                           explain=settings["explain"])
+    task = ask(env.make_task, level, "sft", index)
+    messages = ask(env.demonstrate, task, _generator(settings["seed"], index), settings["noise"],
+                   tools=settings["tools"], explain=settings["explain"])
     return json.dumps({"task": task.to_json(), "messages": messages})
 
 

@@ -14,9 +14,11 @@ import pytest
 from safetensors.torch import load_file
 
 import train
+from examples.countdown import env as countdown
 from rl import dist, dryrun, plan
 from rl.config import ConfigError, load_config, replace
 from rl.run import Run
+from stl.monitor import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "small_run.py"
@@ -370,6 +372,16 @@ def test_the_dry_run_of_another_world_that_draws_on(tmp_path, monkeypatch, capsy
     assert train.main(["--config", config, "--dry-run", "--dynamic_sampling=true"]) == 0
     said = capsys.readouterr().out
     assert "NOT TAKEN" not in said and said.count("  taken: ") == 15 and said.count("2 of 4 groups kept") == 3, said
+
+
+def test_the_dry_run_checks_the_world_s_expert(tmp_path, monkeypatch, capsys):
+    """A world whose grader and expert disagree is told by the name of a task."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(countdown, "grade", lambda task, text: Verdict(False, None, [], "it is never right"))
+    assert train.main(["--config", str(ROOT / "examples/countdown/config.py"), "--dry-run"]) == 1
+    assert capsys.readouterr().err == ("train.py: examples.countdown.env.demonstrate: the expert's own answer to task "
+                                       "N2-rl-0 is not rewarded: it is never right\n")
 
 
 def test_a_dry_run_that_misses_a_branch_fails(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from rl.config import ConfigError, load_config, replace
-from rl.env import NAMES, EnvError, open_env
+from rl.env import NAMES, EnvError, EnvFault, ask, open_env
 
 
 def test_the_worlds_of_this_repository():
@@ -12,7 +12,9 @@ def test_the_worlds_of_this_repository():
     assert open_env("examples.countdown.env").make_task("N2", "eval", 0).level == "N2"
 
 
-@pytest.mark.parametrize("name, said", [("no.such", "cannot be imported"), ("json", f"lacks {', '.join(NAMES)}"),
+@pytest.mark.parametrize("name, said", [("no.such", "there is no module no; it is looked for"),
+                                        ("rl.nosuch.env", "there is no module rl.nosuch; it is looked for"),
+                                        ("json", f"lacks {', '.join(NAMES)}"),
                                         ("stl.levels", "lacks TOOLS, call_tool, demonstrate, WORDS")])
 def test_other_modules_are_refused(name, said):
     with pytest.raises(EnvError, match=f"env = '{name}': .*{said}"):
@@ -29,7 +31,8 @@ def test_levels_are_the_world_s():
 def test_a_world_in_the_folder_where_one_is(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    texts = {"good": "from examples.countdown.env import *", "bad": "x = 1\nLEVELS = y", "odd": "x = ("}
+    texts = {"good": "from examples.countdown.env import *", "bad": "x = 1\nLEVELS = y", "odd": "x = (",
+             "lost": "\nimport jsonn", "other": "from json import nothing"}
     for name, text in texts.items():
         (tmp_path / "my_worlds" / name).mkdir(parents=True)
         (tmp_path / "my_worlds" / name / "env.py").write_text(text)
@@ -38,3 +41,22 @@ def test_a_world_in_the_folder_where_one_is(tmp_path, monkeypatch):
         open_env("my_worlds.bad.env")
     with pytest.raises(EnvError, match="cannot be imported .SyntaxError: .*env.py, line 1"):
         open_env("my_worlds.odd.env")
+    with pytest.raises(EnvError, match="NotFoundError: No module named 'jsonn' .*, line 2: import jsonn"):
+        open_env("my_worlds.lost.env")
+    with pytest.raises(EnvError, match="cannot be imported .ImportError: cannot import name 'nothing' .*line 1"):
+        open_env("my_worlds.other.env")
+
+
+def demonstrate(task):
+    return {}["x"] if task else None
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ((3,), r"demonstrate raised KeyError: 'x' \(.*test_env.py, line \d+: return .*\); asked for \(3,\)"),
+    ((0,), r"demonstrate returned nothing; asked for \(0,\)"),
+    ((0, 1), r"demonstrate raised TypeError: demonstrate\(\) takes 1 .* \(.*test_env.py, line \d+\); asked"),
+])
+def test_a_fault_of_a_world_says_what_and_where(arguments, said):
+    with pytest.raises(EnvFault, match=said):
+        ask(demonstrate, *arguments)
+    assert ask(len, "abc") == 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rl import cli, stl_env
 from rl import tasks as tasks_module
-from rl.env import STL
+from rl.env import STL, EnvFault
 from rl.tasks import (
     SETS,
     demonstrations,
@@ -201,6 +201,14 @@ def test_a_fault_in_a_worker_is_told(monkeypatch):
     monkeypatch.setattr(tasks_module, "cores", lambda: 2)
     with pytest.raises(RuntimeError, match="things: Traceback(.|\n)*the JSON object must be str"):
         list(tasks_module._make(json.loads, [("no text",)] * 6, "things"))
+
+
+def test_a_fault_of_a_world_in_a_worker_is_one_line(monkeypatch):
+    monkeypatch.setattr(tasks_module, "CHUNK", 2)
+    monkeypatch.setattr(tasks_module, "cores", lambda: 2)
+    settings = {"env": STL, "seed": 0, "noise": 0.0, "tools": True, "explain": "plan"}
+    with pytest.raises(EnvFault, match=r"make_task raised ValueError: [^\n]*; asked for .'L99', 'sft', 0.$"):
+        tasks_module._make(tasks_module._demonstrate, [("L99", 0, settings)] * 6, "things")
 
 
 INTERRUPTED = """
