@@ -18,6 +18,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from rl.env import STL, ask, open_env
+from stl.world import unique
 
 DEPTH = 50  # of lists and objects within each other in a call's arguments; no tool takes more
 SURROGATES = re.compile(r"[\ud800-\udfff]")  # JSON can spell half a character, which no encoding can write
@@ -233,7 +234,7 @@ def read_call(block: str, env: str = STL) -> Call:
 
 def read_hermes(text: str) -> tuple[str, dict]:
     """Name and arguments of a call in JSON. Raises ValueError."""
-    match json.loads(text):
+    match json.loads(text, object_pairs_hook=unique):
         case {"name": str(name), "arguments": dict(arguments)}:
             return name, arguments
     raise ValueError('in JSON it must be {"name": ..., "arguments": {...}}')
@@ -251,6 +252,8 @@ def read_xml(text: str, schemas: dict[str, dict[str, dict]]) -> tuple[str, dict]
         value, closed, _ = value.partition("</parameter>")
         if not closed:
             raise ValueError(f"parameter {key[:40].strip()!r} is not closed by </parameter>")
+        if key in arguments:
+            raise ValueError(f"parameter {key[:40].strip()!r} is there twice")
         arguments[key] = value = value.removeprefix("\n").removesuffix("\n")
         if not is_text(schemas.get(name, {}).get(key, {})):
             value = {"None": "null", "True": "true", "False": "false"}.get(value.strip(), value)
@@ -381,5 +384,7 @@ class CompactChat:
         starts = [i for i, word in enumerate(words) if word in schemas]
         if words and starts[:1] != [0]:
             return Call(name, error="the name of a tool is followed by its arguments", text=text)
+        if len({words[start] for start in starts}) < len(starts):
+            return Call(name, error="an argument is there twice", text=text)
         return Call(name, {words[start]: read_words(schemas[words[start]], words[start + 1:end])
                            for start, end in pairwise([*starts, len(words)])})

@@ -338,6 +338,17 @@ def test_a_value_without_a_word_is_named(world):
             chat.assistant(made({"n": value}, name="act"))
 
 
+def test_an_argument_that_is_there_twice_is_no_call(qwen_folder):
+    """In no format does the last one count without a word."""
+    xml_twice = xml("plan_path", t_start="3").replace("</function>", "<parameter=t_start>4</parameter></function>")
+    hermes_twice = '{"name": "plan_path", "arguments": {"t_start": 3, "t_start": 4}}'
+    for text in (xml_twice, hermes_twice):
+        assert "twice" in read_call(f"{text}</tool_call>").error
+    said = "<call> plan_path start 03.00 01.60 goal_region B hold_until 19 A hold_until 19.00 <end>"
+    (call,) = CompactChat().parse(CompactChat()._encode(said)).calls
+    assert "twice" in call.error and call.name == "plan_path" and not call.arguments
+
+
 def test_a_call_that_cannot_be_read_keeps_its_text(qwen_folder):
     turn = QwenChat(qwen_folder).parse(QwenChat(qwen_folder)._encode("<tool_call>\n{plan_path(1, 2)\n</tool_call>"))
     assert turn.calls[0].error and turn.message()["tool_calls"][0]["text"] == "{plan_path(1, 2)"
