@@ -115,7 +115,7 @@ class Config:
     # Measuring and keeping
     eval_every: int = 10  # steps; 0: only at the end of each stage
     peak_tflops: float = 0.0  # of one card, dense, in `dtype`: step lines then say what share of it was used
-    price_per_hour: float = 0.0  # of the machine: the run then says what it has cost
+    price_per_hour: float = 0.0  # $, of the machine: the run then says what it has cost
     sampler: str = "torch"
     sampler_slots: int = 256  # episodes sampled at one time
     mismatch_bound: float = 0.05  # nats between sampler and trainer, mean over a step's tokens; beyond it: a warning
