@@ -84,7 +84,7 @@ def plan(
     config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, head_chunk: int, sync: str = "adapter",
     resident: bool = False, kernel: bool = True,
 ) -> dict[str, dict[str, int]]:  # fmt: skip
-    """Bytes on the card, phase by phase and item by item; "free" is what is left, in "sampling" for the caches.
+    """Bytes on the card, phase by phase and item by item; "free" is what is left, for caches where the sampler runs.
 
     `tokens` is a micro-batch (or the longest episode). `sync` "adapter": the sampler runs base and adapter side by
     side; "merged": it gets fresh base + B A, one matrix at a time. `resident`: its weights stay on the card meanwhile.
@@ -150,7 +150,7 @@ def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, l
         lines.append(row(phase, [sum(p[phase].values()) - p[phase]["free"] for p in both]))
         items = dict.fromkeys(item for p in both for item in p[phase])
         lines += [row("  " + item, [p[phase].get(item, 0) for p in both]) for item in items if item != "free"]
-        lines.append(row("  left" + ", for caches" * (phase == "sampling"), [p[phase]["free"] for p in both]))
+        lines.append(row("  left" + ", for caches" * (phase in ("sampling", "sync")), [p[phase]["free"] for p in both]))
     lines.append("what fits")
     for length in (longest // 8, longest // 4, longest // 2, longest):
         fit = [max(0, p["sampling"]["free"]) // cache_bytes(config, length) for p in both]

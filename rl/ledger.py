@@ -33,10 +33,10 @@ def flops(shape: ModelConfig, episodes: Sequence[Episode], live: Sequence[Sequen
 
 
 def against_plan(config: Config, shape: ModelConfig, peaks: dict[str, int]) -> str:
-    """The most GPU memory that each phase of a step had allocated, beside the plan of model/budget.py."""
+    """The most GPU memory that the trainer's phases of a step had allocated, beside the plan of model/budget.py."""
     planned = budget.plan(shape, config.lora_rank, config.lora_targets, max(config.max_tokens, config.micro_tokens),
                           config.head_chunk, config.sync, resident=config.sleep_level == 0, kernel=ops.installed("fla"))
-    names = {"old_logprobs": "recompute", "update": "update", "sync": "sync"}
+    names = {"old_logprobs": "recompute", "update": "update"}
     sizes = {phase: sum(size for item, size in planned[name].items() if item not in ("free", "CUDA context"))
              for phase, name in names.items()}
     return "GPU memory in GiB, at most, and as planned: " + ", ".join(
