@@ -86,9 +86,9 @@ def compare(args) -> None:
 
 def write_page(file: str, reports: list[dict], groups, chats: dict) -> None:
     written = page.write(file, reports, groups, chats)
-    shown, made = written["episodes"], sum(report["training"]["episodes"] for report in reports if report["training"])
-    words = f"{shown} episodes" if shown >= made else (
-        f"{shown} of {made} episodes, of evenly chosen steps (--steps A-B shows others)")
+    shown, made = written["episodes"], [report["training"]["episodes"] for report in reports if report["training"]]
+    words = f"{shown} episodes" if max(made, default=0) <= page.MOST // len(reports) else (
+        f"{shown} of {sum(made)} episodes, of evenly chosen steps (--steps A-B shows others)")
     print(f"{file}: {words}, {written['bytes'] / 1e6:.1f} MB; open it in a browser")
 
 

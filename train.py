@@ -137,6 +137,10 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
         print(f"{run.folder}: the imitation is over, as GRPO has begun")
         return
     last, tasks = run.latest("sft"), held_out(config.eval_mix, config.env)
+    until = [config.sft_steps, config.sft_epochs, config.sft_stop, config.sft_patience]
+    ended = last is not None and measured(run, of="sft", step=last.step, temperature=0.0)
+    if ended and last.state.get("until", until) == until:  # else --force asks for another end than it has come to
+        return
     digest = file_digest(config.sft_file, last)
     policy = resume_policy(config if config.model else replace(config, sampler="torch"), None, last,
                            adapter=bool(config.model))
@@ -152,7 +156,8 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
 
     saved, came = time.monotonic(), []
     with tqdm(total=total, initial=step, desc="imitation", unit="step") as bar:
-        while step < total and not (due(config, step) and enough(config, run, measure(config.temperature))):
+        while step < total and not (due(config, step) and not (ended and step == last.step)
+                                    and enough(config, run, measure(config.temperature))):
             with held_back(came):
                 row = sft_step(config, policy, learner, kept_back, sft_batch(config, data, step), step + 1, total)
                 step += 1
@@ -160,12 +165,14 @@ def imitate(config: Config, run: Run, ledger: Ledger) -> None:
                 ledger.enter({"trained": row["tokens"]}, {"imitation": row["time"]["seconds"]})
                 bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
                 bar.update()
-                if step == total or due(config, step) or dist.on_first(
-                        lambda since=saved: bool(came) or time.monotonic() - since > config.checkpoint_seconds):
-                    save(run, policy, learner, "sft", step, {"data": digest})
+                ends, waited = dist.on_first(lambda since=saved: (bool(came), time.monotonic() - since))
+                if ends or step == total or due(config, step) or waited > config.checkpoint_seconds:
+                    save(run, policy, learner, "sft", step, {"data": digest, "until": until})
                     saved = time.monotonic()
-            if dist.on_first(lambda: bool(came)):
+            if ends:  # a signal that came later ends the next step
                 raise KeyboardInterrupt
+    if dist.on_first(lambda: bool(came)):
+        raise KeyboardInterrupt
     for temperature in (config.temperature, 0.0):
         measure(temperature)
     if config.steps:  # and otherwise not: vLLM would take the ranks' group with it
@@ -380,7 +387,7 @@ def evaluate(policy: Policy, run: Run, ledger: Ledger, tasks: list, stage: str, 
     Training does not notice: no weight changes, and an episode's random numbers are its own.
     """
     asked = {"stage": "eval", "of": stage, "step": step, "temperature": temperature}
-    row = next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
+    row = measured(run, **asked)
     if row is None:
         began = time.monotonic()
         if policy.sampler.version != step:  # imitation does not hand over each step's weights
@@ -393,6 +400,11 @@ def evaluate(policy: Policy, run: Run, ledger: Ledger, tasks: list, stage: str, 
         ledger.enter({}, {"evaluate": row["time"]["seconds"]})
         tqdm.write(report.eval_line(row))
     return row["success"]
+
+
+def measured(run: Run, **asked) -> dict | None:
+    """The row of the log that evaluate wrote, if it did."""
+    return next((row for row in run.rows("eval") if asked.items() <= row.items()), None)
 
 
 def stop(*_) -> None:

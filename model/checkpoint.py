@@ -80,6 +80,8 @@ def _contents(folder: Path) -> dict[str, tuple[Path, list[int]]]:
             raise CheckpointError(f"{index}: weight_map must name the file of each tensor") from None
     contents = {}
     for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file}: is named in the index but is not there")
         try:
             with safe_open(file, "pt") as tensors:
                 contents |= {n: (file, tensors.get_slice(n).get_shape()) for n in tensors.keys()}  # noqa: SIM118

@@ -131,7 +131,8 @@ def _check_fit(c: ModelConfig) -> None:
             raise ValueError(f"{name} {value!r}: must be a number above 0, at most {most}")
     if int(c.head_dim * c.partial_rotary_factor) % 2:
         raise ValueError(f"head_dim {c.head_dim}: position must turn an even number of its channels")
-    shared = {"num_attention_heads": "num_key_value_heads", "linear_num_value_heads": "linear_num_key_heads"}
+    shared = {"num_attention_heads": "num_key_value_heads"}
+    shared |= {"linear_num_value_heads": "linear_num_key_heads"} if delta else {}
     for many, few in shared.items():
         if getattr(c, many) % (getattr(c, few) or 1):
             raise ValueError(f"{many} {getattr(c, many)}: must be a multiple of {few} ({getattr(c, few)})")

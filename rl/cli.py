@@ -137,8 +137,8 @@ def check_target(option: str, file: str | None, endings: tuple[str, ...] = ("",)
     path = Path(file).absolute()
     if not file.lower().endswith(endings):
         raise UsageError(f"{option} {file}: the name must end in one of {', '.join(endings)}")
-    if not path.parent.is_dir() or path.exists() and not path.is_file():
-        raise UsageError(f"{option} {file}: must be a file in a folder that is there")
+    if not path.parent.is_dir() or path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+        raise UsageError(f"{option} {file}: must be a file that may be written, in a folder that is there")
     check_folder(f"{option} {file}", path.parent)
 
 
@@ -267,7 +267,7 @@ def open_policy(name: str, config: Config | None = None, file: Path | None = Non
     if not Path(name).is_dir():
         close = difflib.get_close_matches(name, (*SCRIPTED, API), n=1)
         hint = f"did you mean {close[0]}? Or " if close else ""
-        if kept := sorted(path.parent.name for path in Path(name).parent.glob("*/state.json")):
+        if kept := sorted(path.parent.name for path in Path(name).parent.glob("*/state.json")) if "/" in name else []:
             hint = f"beside it are {', '.join(kept)}; "
         raise UsageError(f"--policy: no folder {name!r}; {hint}give expert, naive, search, api, a run folder or a "
                          "model folder")

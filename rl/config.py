@@ -226,12 +226,14 @@ POSITIVE = {  # numbers above 0; of all others but SHARES 0 has a meaning, too
 }
 SHARES = {"sft_lr", "sft_muon_lr", "sft_decay", "sft_noise", "sft_stop", "lr", "weight_decay", "clip_low", "gpu_memory"}
 
+MOST = {"threads": 1024, "tool_workers": 256, "sampler_slots": 10**5}  # more would ask too much of the machine
+
 
 def check_number(name: str, value: float) -> None:
     """Raise ConfigError for a number that this setting cannot be."""
-    positive, share = name in POSITIVE, name in SHARES
-    if not 0 <= value <= (1 if share else 2**62 - 1) or positive and value == 0:
-        most = " and at most 1" if share else " and below 2**62" * (value > 0)  # infinity, too
+    positive, high = name in POSITIVE, 1 if name in SHARES else MOST.get(name, 2**62 - 1)
+    if not 0 <= value <= high or positive and value == 0:
+        most = f" and at most {high}" if high < 2**62 - 1 else " and below 2**62" * (value > 0)  # infinity, too
         raise ConfigError(f"{name} = {str(value)[:40]}: must be {'above' if positive else 'at least'} 0{most}")
 
 

@@ -83,7 +83,7 @@ def raised(function: Callable, error: Exception) -> str:
 
 
 def called(function: Callable) -> str:
-    return f"{function.__module__}.{function.__name__}"
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
 def ask(function: Callable, *arguments, **named):

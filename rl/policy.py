@@ -17,7 +17,7 @@ from rl.config import Config, ConfigError, from_json, replace
 from rl.episode import Episode
 from rl.hub import fetch
 from rl.rollout import new_episodes, rollout
-from rl.run import Checkpoint, RunError, latest_checkpoint, read_checkpoint, read_json, read_settings, run_of
+from rl.run import Checkpoint, RunError, latest_checkpoint, read_checkpoint, read_json, read_rows, read_settings, run_of
 from rl.sampler import Sampler, open_sampler
 from rl.workers import open_workers
 
@@ -107,7 +107,8 @@ def adapter_folder(config: Config) -> Path:
     imitation is over. Raises ConfigError."""
     folder = Path(config.adapter)
     if (folder / "checkpoints").is_dir() and (last := latest_checkpoint(folder)):
-        if last.stage == "sft" and not (folder / "finished").exists():
+        ended = {"of": "sft", "step": last.step, "temperature": 0.0}.items()  # measured so at its end alone
+        if last.stage == "sft" and not any(ended <= row.items() for row in read_rows(folder, "eval")):
             raise ConfigError(f"adapter = {config.adapter!r}: its imitation is not over, only at step {last.step}; let "
                               f"it end, or say --adapter={last.folder}")
         folder = last.folder

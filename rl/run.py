@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 STAGES = ("sft", "grpo")
 CHECKPOINT = re.compile(r"(sft|grpo)-(\d+)")  # names of folders; whoever keeps a copy adds to the name
 HARMLESS = ("about", "price_per_hour", "peak_tflops", "keep_checkpoints", "checkpoint_seconds")  # change no result
+FORMER = ("sft_failures",)  # settings that runs of old have, and that are no more
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "vllm", "flash-linear-attention")
 
 
@@ -249,7 +251,10 @@ def run_folder(config: Config, root: str | Path = "runs", new: bool = False) -> 
 
 def _is_of(folder: Path, name: str) -> bool:
     """Whether a folder's run has this name: by its settings, or without them by the folder's own."""
-    return name == (read_settings(folder).get("name") if (folder / "config.json").exists() else folder.name)
+    try:
+        return name == (read_settings(folder).get("name") if (folder / "config.json").exists() else folder.name)
+    except RunError:
+        return True  # whoever goes on with it is told
 
 
 def run_of(folder: str | Path) -> Path:
@@ -289,7 +294,7 @@ def best_checkpoint(folder: str | Path, stage: str = "grpo") -> Path | None:
 
 def read_settings(folder: str | Path) -> dict:
     """The settings of a run, for rl.config.from_json. RunError if they cannot be read."""
-    return read_json(Path(folder) / "config.json")
+    return {key: value for key, value in read_json(Path(folder) / "config.json").items() if key not in FORMER}
 
 
 def read_json(path: Path) -> dict:
@@ -308,6 +313,8 @@ def read_rows(folder: str | Path, stage: str | None = None) -> list[dict]:
     path = Path(folder) / "metrics.jsonl"
     try:
         rows = [json.loads(line) for line in (path.read_bytes().split(b"\n")[:-1] if path.exists() else [])]
+        for row in rows:
+            itemgetter("stage", "step", *["of", "temperature"] * (row["stage"] == "eval"))(row)
         return [row for row in rows if stage in (None, row["stage"])]
     except (ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: a line is no row of metrics ({error!r}); mend or delete it") from None

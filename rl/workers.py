@@ -61,7 +61,7 @@ class Workers:
         """Run calls, at least one, each (function of a module, argument, ...)."""
         batch = Batch(key, [None] * len(calls), len(calls), self.finished)
         for place, (function, *arguments) in enumerate(calls):
-            if self.processes:
+            if self.processes and function is not str:  # a text that is there already waits for nobody
                 self.queue.append(Job(pickle.dumps((function, *arguments)), place, batch))
             else:
                 batch.enter(place, function(*arguments))

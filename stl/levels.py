@@ -40,7 +40,7 @@ def make_task(level: str, split: str, index: int) -> Task:
 
     The evaluation set is "eval" 0..49 (0..199 of L8). Raises ValueError for an unknown level or a bad split or index.
     """
-    if level not in LEVELS or not split or type(index) is not int or index < 0:
+    if level not in LEVELS or not split or not isinstance(split, str) or type(index) is not int or index < 0:
         raise ValueError(f"no task {level!r}, {split!r}, {index!r}: the levels are {', '.join(LEVELS)}, a split has a "
                          "name such as 'eval', 'rl' or 'distill', and an index is a whole number of at least 0")
     name = f"{level}-{split}-{index}"

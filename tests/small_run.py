@@ -82,7 +82,7 @@ def arrange_kill(where: str) -> None:
     if phase == "rollouts":
         train.Run.write_episodes = killing(train.Run.write_episodes, lambda run, at, episodes: at == int(step))
     elif phase == "update":
-        train.grpo_step = killing(train.grpo_step, lambda *args: args[5] == int(step))
+        train.grpo_step = killing(train.grpo_step, lambda config, run, policy, learner, at, clock: at == int(step))
     else:
         train.Run.save = killing(train.Run.save, lambda run, name, at, *rest: (name, at) == (stage, int(step)))
 
@@ -218,7 +218,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if arguments[:1] == ["--kill"]:
         arrange_kill(arguments[1])
-        arguments = arguments[2:]
+        train.main([*SMALL, *arguments[2:]])
+        raise SystemExit(f"{arguments[1]} never came")
     if arguments[:1] == ["--count"]:
         count_turns()
         arguments = arguments[1:]

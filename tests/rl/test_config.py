@@ -1,5 +1,6 @@
 """Settings: typed, ranged, and refused in one line that names what is wrong and what would be right."""
 import dataclasses
+import json
 import re
 
 import pytest
@@ -17,6 +18,7 @@ from rl.config import (
     replace,
     to_json,
 )
+from rl.run import changed_settings, read_settings
 from stl.levels import EVAL_COUNTS, RL_COUNTS
 
 
@@ -77,7 +79,7 @@ def test_overrides():
     ('mix={"L0": 0}', "1 or more"), ('mix={"Lo": 1}', "unknown level 'Lo'; the levels are L0"),
     ("lora_targets=()", "none given"), ("lora_targets=('in_proj_z',)", "in_proj_qkv"),
     ("dual_clip=nan", "cannot be read"), ("mix=__import__('os')", "cannot be read"), ("model_folder=x", "model"),
-    ("sft_tasks=0", "needs demonstrations"), ("lr=1e999", "at most 1"),
+    ("sft_tasks=0", "needs demonstrations"), ("lr=1e999", "at most 1"), ("threads=9999999999", "at most 1024"),
     ("optimizer_steps=25", "at most tasks_per_step"),
     ("betas=(0.9,)", "give two"), ("betas=(1.0,0.9)", "below 1"), ("device=gpu", "choose one of cpu, cuda"),
     ("dtype=bfloat16", "trained in 'float32'"), ("lora_targets=(1,)", "lora_targets"), ("name=../x", "letters"),
@@ -91,6 +93,13 @@ def test_wrong_overrides(override, words):
     with pytest.raises(ConfigError) as caught:
         load_config("tiny.py", [override])
     assert words in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 900
+
+
+def test_a_setting_that_is_no_more(tmp_path):
+    """Runs that were begun with it can be used."""
+    (tmp_path / "config.json").write_text(json.dumps(to_json(load_config()) | {"sft_failures": False}))
+    assert from_json(read_settings(tmp_path)) == load_config()
+    assert changed_settings(load_config(), tmp_path) == []
 
 
 def test_wrong_files(tmp_path):

@@ -1,5 +1,6 @@
 """Which modules are task worlds, and how it is said that one is not."""
 import sys
+from functools import partial
 
 import pytest
 
@@ -59,4 +60,6 @@ def demonstrate(task):
 def test_a_fault_of_a_world_says_what_and_where(arguments, said):
     with pytest.raises(EnvFault, match=said):
         ask(demonstrate, *arguments)
-    assert ask(len, "abc") == 3
+    assert ask(len, "abc") == 3 and ask(partial(pow, 2), 3) == 8
+    with pytest.raises(EnvFault, match="partial.* raised TypeError"):
+        ask(partial(pow, 2), "x")

@@ -86,7 +86,6 @@ def test_names_that_end_in_a_number_are_runs_of_their_own(tmp_path):
     (tmp_path / "brk-3/config.json").write_text("[1]")
     with pytest.raises(RunError, match="brk-3/config.json: cannot be read"):  # rather than the one before
         Run.open(settings(name="brk"), tmp_path)
-    (tmp_path / "brk-3/config.json").unlink()
     (tmp_path / "brk-4").mkdir()
     Run.open(settings(name="brk"), tmp_path, new=True).close()
     assert (tmp_path / "brk-5/config.json").exists() and not any((tmp_path / "brk-4").iterdir())
@@ -172,7 +171,7 @@ def test_a_broken_line_inside_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"stage": "sft", "step": 1}\nnonsense\n')
     with pytest.raises(RunError, match="metrics.jsonl"):
         read_rows(tmp_path)
-    for line in ("[]", "7", '{"step": 2}'):
+    for line in ("[]", "7", '{"step": 2}', '{"stage": "sft"}', '{"stage": "eval", "step": 2, "of": "sft"}'):
         (tmp_path / "metrics.jsonl").write_text('{"stage": "sft", "step": 1}\n' + line + "\n")
         with pytest.raises(RunError, match="metrics.jsonl: a line is no row of metrics .*; mend or delete it"):
             read_rows(tmp_path)

@@ -117,6 +117,8 @@ def test_the_sampler_goes_on_beside_a_call(workers):
     assert answers(workers, 1) == {3: ["1970"]}
     workers.submit(7, [(str, "no call"), (time.sleep, 60), (os.path.basename, "a/b")])
     assert workers.collect(block=False) == [] and workers.processes[0].poll() is None
+    workers.submit(6, [(str, "an error of the call's own")])
+    assert workers.collect(block=False) == [(6, ["an error of the call's own"])]  # it waits for no worker
     workers.submit(8, [(os.path.basename, "c/d")])
     assert answers(workers, 1) == {8: ["d"]}  # by the other worker
     assert not workers.ready()

@@ -171,6 +171,7 @@ def test_counts_of_the_sets():
     (("l1", "eval", 0), "L0, L1"),
     ((1, "eval", 0), "L0, L1"),
     (("L1", "", 0), "'eval', 'rl' or 'distill'"),
+    (("L1", b"eval", 0), "'eval', 'rl' or 'distill'"),
     (("L1", "eval", -1), "at least 0"),
     (("L1", "eval", 1.5), "at least 0"),
     (("L1", "eval", True), "at least 0"),
