@@ -306,8 +306,8 @@ def test_more_imitation_than_it_was_stopped_at(monkeypatch, tmp_path, capsys):
     """--force with more steps goes on from an early stop, to the next; the same command again does nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
-    settings = ["--name=small", "--steps=0", "--sft_tasks=16", "--sft_eval_every=2", "--sft_eval_from=1", "--sft_stop=0",
-                "--max_turns=1", "--max_turn_tokens=4", '--mix={"L0": 9}', '--eval_mix={"L0": 2}']
+    settings = ["--name=small", "--steps=0", "--sft_tasks=16", "--sft_eval_every=2", "--sft_eval_from=1",
+                "--sft_stop=0", "--max_turns=1", "--max_turn_tokens=4", '--mix={"L0": 9}', '--eval_mix={"L0": 2}']
     for steps, more, ended in ((6, [], 2), (6, [], 2), (9, ["--force"], 4), (9, [], 4)):
         assert train.main([*settings, f"--sft_steps={steps}", *more]) == 0
         assert [row["step"] for row in metrics(tmp_path) if row["stage"] == "sft"] == list(range(1, ended + 1))
