@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from rl.env import STL, ask, open_env
+from rl.env import STL, EnvFault, ask, called, open_env, raised
 from stl.world import unique
 
 DEPTH = 50  # of lists and objects within each other in a call's arguments; no tool takes more
@@ -89,7 +89,12 @@ def argument_schemas(env: str) -> dict[str, dict[str, dict]]:
 
 def is_text(schema: dict) -> bool:
     """Whether a value of this schema is a string, which is read as it stands."""
-    return schema.get("type") == "string" or "type" not in schema and isinstance((schema.get("enum") or [0])[0], str)
+    match schema:
+        case {"type": kind}:
+            return kind == "string"
+        case {"enum": [str(), *_]}:
+            return True
+    return False
 
 
 def read_calls(message: dict) -> list[Call]:
@@ -97,7 +102,7 @@ def read_calls(message: dict) -> list[Call]:
     calls = []
     for function in (call["function"] for call in message.get("tool_calls", ())):
         try:
-            arguments = each_text(json.loads(function["arguments"]), clean)
+            arguments = each_text(json.loads(function["arguments"], object_pairs_hook=unique), clean)
         except (ValueError, TypeError, RecursionError):
             arguments = None
         error = None if isinstance(arguments, dict) else "the arguments are not a JSON object"
@@ -116,7 +121,7 @@ def sayable_calls(message: dict) -> Iterator[tuple[str, dict]]:
 def open_chat(config, folder: str | Path | None = None) -> "QwenChat | CompactChat":
     """The chat format that `config` names; QwenChat reads its tokenizer and template from the model `folder`."""
     if config.chat == "compact":
-        return CompactChat(config.env)
+        return CompactChat(config.env, config.tools)
     return QwenChat(folder, config.tools, config.thinking, config.env)
 
 
@@ -276,12 +281,22 @@ def number(value: float) -> str:
 
 
 def flat(value, whole: bool = False) -> list[str]:
-    """The words of a value, or of all in nested lists: 03.50 or, of a `whole` number, 3; true; a text as it stands."""
+    """The words of a value, or of all in nested lists: 03.50; of an int 3, if `whole`; true; a text as it stands."""
     if isinstance(value, list):
         return [word for item in value for word in flat(item, whole)]
     if isinstance(value, bool) or whole and isinstance(value, int):
         return [json.dumps(value)]
     return [value if isinstance(value, str) else number(value)]
+
+
+def sayable(value, schema: dict):
+    """A value of this schema as it can be said: with two decimals where it is a number and not a whole one."""
+    match value, schema:
+        case list(), {"items": items}:
+            return [sayable(item, items) for item in value]
+        case (int(), {"type": "number"}) | (float(), _) if not isinstance(value, bool):
+            return float(number(value))
+    return value
 
 
 def rows(words: list[str], width: int) -> list[list[float]] | None:
@@ -305,19 +320,32 @@ def read_words(schema: dict, words: list[str]):
         case {"type": "array", "items": {"type": "array", "minItems": width}}:
             return rows(words, width) or words
         case {"type": "array"}:
-            return [read_word(word) for word in words]
+            return words if is_text(schema.get("items")) else [read_word(word) for word in words]
     return read_word(words[0]) if len(words) == 1 and not is_text(schema) else " ".join(words)
+
+
+def translate(function: Callable, given) -> str:
+    """What a function of the world makes of a task or a text. Raises EnvFault, or the ChatError that it raises."""
+    try:
+        text = function(given)
+    except ChatError:
+        raise
+    except Exception as error:
+        raise EnvFault(f"{raised(function, error)}; given {given!r:.80}") from None
+    if not isinstance(text, str):
+        raise EnvFault(f"{called(function)} returned no text but {text!r:.80}; given {given!r:.80}")
+    return text
 
 
 class CompactChat:
     """The small model's format: the words of the task world, and numbers in halves ("03" and ".25" make 3.25). It has
     no room for prose: of a message it keeps what the world says, its calls and its answer."""
 
-    def __init__(self, env: str = STL):
+    def __init__(self, env: str = STL, tools: bool = True):
         self.env_name, self.env = env, open_env(env)
         if not self.env.WORDS:
             raise ChatError(f"chat = 'compact': env {env!r} has no words for it; say chat = 'qwen'")
-        self._check_words()
+        self._check_words(tools)
         self.names = list(dict.fromkeys([*CONTROL, *self.env.WORDS, *DIGITS]))
         vocabulary = {word: i for i, word in enumerate(self.names)}
         self.tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -327,18 +355,21 @@ class CompactChat:
         self.stop_id = vocabulary["<end>"]
         self.end_ids: list[int] = []
 
-    def _check_words(self) -> None:
-        """Raise ChatError if the tools cannot be called in the world's words."""
+    def _check_words(self, tools: bool) -> None:
+        """Raise ChatError if the tools, where there are any, cannot be called in the world's words."""
         words, world = self.env.WORDS, f"env = {self.env_name!r}"
         for word in words:
             if not isinstance(word, str) or len(word.split()) != 1 or re.search(r".\.\d\d$", word):
                 raise ChatError(f"{world}: {word!r} in WORDS is no single word")
-        for tool, schemas in argument_schemas(self.env_name).items():
+        for tool, schemas in argument_schemas(self.env_name).items() if tools else ():
             if missing := [word for word in (tool, *schemas) if word not in words]:
                 raise ChatError(f"{world}: WORDS lacks {', '.join(missing)}, with which {tool} is called")
             for key, schema in schemas.items():
-                if (row := schema.get("items", {})).get("type") == "array" and not row.get("minItems"):
-                    raise ChatError(f"{world}: argument {key!r} of {tool}: the rows of an array need minItems")
+                match schema:
+                    case {"items": {"type": "array", "minItems": int(width)}} if width > 0:
+                        continue
+                    case {"items": {"type": "array"}}:
+                        raise ChatError(f"{world}: argument {key!r} of {tool}: the rows of an array need minItems")
 
     def _encode(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
@@ -352,31 +383,41 @@ class CompactChat:
         self.tokenizer.save(str(folder / "tokenizer.json"))
 
     def prompt(self, task) -> list[int]:
-        return self._encode(f"<task> {self.env.compact_task(task)} <turn>")
+        return self._encode(f"<task> {translate(self.env.compact_task, task)} <turn>")
 
     def tool_turn(self, answers: list[str]) -> list[int]:
-        return self._encode(" ".join([f"<tool> {self.env.compact_tool(text)}" for text in answers] + ["<turn>"]))
+        words = [f"<tool> {translate(self.env.compact_tool, text)}" for text in answers]
+        return self._encode(" ".join([*words, "<turn>"]))
 
     def assistant(self, message: dict) -> list[int]:
-        """What the world keeps of the text, the calls, and the stop token."""
-        words = [self.env.compact_assistant(message.get("content") or "")]
+        """What the world keeps of the text, the calls, and the stop token. Raises ChatError for a call that would be
+        read as another one."""
+        words, calls = [translate(self.env.compact_assistant, message.get("content") or "")], []
         for name, arguments in sayable_calls(message):
             schemas = argument_schemas(self.env_name).get(name, {})
+            calls.append(Call(name, {key: sayable(value, schemas.get(key)) for key, value in arguments.items()}))
             words += ["<call>", name]
-            for key, value in arguments.items():
-                schema = schemas.get(key, {})
-                words += [key, *flat(value, whole=schema.get("items", schema).get("type") == "integer")]
-        return self._encode(" ".join([*words, "<end>"]))
+            words += [word for key, value in calls[-1].arguments.items() for word in (key, *flat(value, whole=True))]
+        ids = self._encode(" ".join([*words, "<end>"]))
+        read = self._read_calls(ids)[1] if calls else []
+        if repr(read) != repr(calls):  # which tells 3 from 3.0 and True
+            raise ChatError(f"the compact format cannot say {calls}, which would be read as {read}")
+        return ids
 
     def text(self, ids: list[int]) -> str:
-        return re.sub(r" (?=\.\d\d\b)", "", " ".join(self.names[i] for i in ids))
+        return re.sub(r" (?=\.\d\d\b)", "", " ".join([self.names[i] for i in ids]))
 
     def parse(self, ids: list[int], whole: bool = True) -> Turn:
         """As QwenChat.parse; there are no thoughts, and a turn that was cut stays in the format's words."""
         if not whole:
             return Turn(self.text(ids), [])
+        said, calls = self._read_calls(ids)
+        return Turn(translate(self.env.plain_assistant, said).strip(), calls)
+
+    def _read_calls(self, ids: list[int]) -> tuple[str, list[Call]]:
+        """The words before the calls, and the calls."""
         said, *calls = self.text([i for i in ids if i != self.stop_id]).split("<call>")
-        return Turn(self.env.plain_assistant(said.strip()).strip(), [self._read_call(call.strip()) for call in calls])
+        return said.strip(), [self._read_call(call.strip()) for call in calls]
 
     def _read_call(self, text: str) -> Call:
         name, *words = text.split() or ["?"]

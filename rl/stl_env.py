@@ -56,7 +56,7 @@ def compact_tool(text: str) -> str:
         return "ok" if text.startswith(GOOD_NEWS) else "error"
     try:
         return " ".join(flat(json.loads(found[1])))
-    except ChatError:  # a number that has no word
+    except (ValueError, RecursionError):  # a number that has no word, or no JSON
         return "error"
 
 
@@ -67,7 +67,10 @@ def compact_assistant(text: str) -> str:
     words = re.findall(r"[A-Za-z]\w*|\d+(?:\.\d+)?", plan[0]) if plan else []
     words = [number(float(word)) if word[0].isdigit() else word for word in words]
     if answers:
-        words += ["<answer>", *flat(json.loads(answers[-1].partition("</answer>")[0])), "</answer>"]
+        try:
+            words += ["<answer>", *flat(json.loads(answers[-1].partition("</answer>")[0])), "</answer>"]
+        except (ValueError, RecursionError) as error:
+            raise ChatError(f"the compact format cannot say an answer that is no waypoints ({error})") from None
     return " ".join(words)
 
 

@@ -3,14 +3,27 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.countdown import env as countdown
-from rl.chat import DEPTH, ChatError, CompactChat, QwenChat, Turn, argument_schemas, each_text, read_call, read_calls
+from rl.chat import (
+    DEPTH,
+    ChatError,
+    CompactChat,
+    QwenChat,
+    Turn,
+    argument_schemas,
+    each_text,
+    number,
+    open_chat,
+    read_call,
+    read_calls,
+)
+from rl.env import EnvFault
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import read_answer, system_prompt, user_prompt
@@ -306,6 +319,8 @@ def test_a_tool_without_parameters_has_no_arguments(qwen_folder, world, format):
 @pytest.mark.parametrize("properties, words, said", [
     ({"n": {"type": "array", "items": {"type": "array"}}}, ["act", "n"],
      "argument 'n' of act: the rows of an array need minItems"),
+    ({"n": {"type": "array", "items": {"type": "array", "minItems": "2"}}}, ["act", "n"],
+     "argument 'n' of act: the rows of an array need minItems"),
     ({"n": {"type": "number"}}, ["n"], "WORDS lacks act"), ({"n": {"type": "number"}}, ["act"], "WORDS lacks n,"),
     ({}, ["act", "two words"], "'two words' in WORDS is no single word"), ({}, ["act", 3], "3 in WORDS is no single"),
     ({"n": 3}, ["act", "n"], "TOOLS are not in OpenAI's form"),
@@ -338,6 +353,56 @@ def test_a_value_without_a_word_is_named(world):
             chat.assistant(made({"n": value}, name="act"))
 
 
+ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "minItems": 2}}
+
+
+@pytest.mark.parametrize("schema, value, right", [
+    ({"type": "array", "items": {"type": "string"}}, ["7", "true"], True),
+    ({"type": "array", "items": {"enum": ["7", "true"]}}, ["true", "7"], True),
+    ({"type": "number"}, 0.1 + 0.2, True), (ROWS, [[0, 1.5], [2, 3]], True), (ROWS, [], True),
+    ({"type": ["string", "null"]}, "7", False), ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 3, True),
+    ({"type": "string"}, 7, False), ({"type": "integer"}, "7", False), ({"type": "string"}, "7  true", False),
+    (ROWS, [[0, 1], [2]], False), (ROWS, [["7", "7"]], False), (ROWS, [3, 7], False),
+    ({"type": "array", "items": True}, [3, "true"], False), ({"type": "array", "items": [{}]}, [3], True),
+    ({"enum": {"7": 1}}, "7", False), ({"enum": "7"}, "7", False), ({}, True, True),
+    ({"type": "string"}, "<end>", False)])
+def test_what_would_be_read_as_something_else_is_refused(world, schema, value, right):
+    chat = CompactChat(env=world({"v": schema}, ["act", "v", "true", "3", "7"]))
+    if not right:
+        with pytest.raises(ChatError, match=r"the compact format cannot say \[Call\(name='act', arguments={'v': "):
+            chat.assistant(made({"v": value}, name="act"))
+        return
+    (call,) = chat.parse(chat.assistant(made({"v": value}, name="act"))).calls
+    assert call.arguments == {"v": pytest.approx(value) if isinstance(value, float) else value}
+
+
+def test_without_tools_their_words_are_not_needed(world):
+    name = world({"n": {"type": "number"}}, ["yes"])
+    assert open_chat(SimpleNamespace(chat="compact", env=name, tools=False)).size
+    with pytest.raises(ChatError, match="WORDS lacks act, n"):
+        open_chat(SimpleNamespace(chat="compact", env=name, tools=True))
+
+
+def test_a_fault_in_a_world_s_own_words_is_one_line(world):
+    def compact_tool(text):
+        return {}[text]
+
+    def compact_assistant(text):
+        return number(float(text))
+
+    chat = CompactChat(env=world({}, ["act"], compact_tool=compact_tool, plain_assistant=lambda words: None,
+                                 compact_assistant=compact_assistant, compact_task=lambda task: task.nothing))
+    for work, said in ((lambda: chat.prompt(3), "AttributeError: .*line.*; given 3"),
+                       (lambda: chat.tool_turn(["x"]), "compact_tool raised KeyError: 'x' .*; given 'x'"),
+                       (lambda: chat.parse([]), "returned no text but None; given ''")):
+        with pytest.raises(EnvFault, match=said):
+            work()
+    with pytest.raises(ChatError, match="not 100.0"):  # what the format cannot say is no fault
+        chat.assistant({"content": "100"})
+    with pytest.raises(ChatError, match="an answer that is no waypoints"):
+        CompactChat().assistant({"content": "<answer>to A</answer>"})
+
+
 def test_an_argument_that_is_there_twice_is_no_call(qwen_folder):
     """In no format does the last one count without a word."""
     xml_twice = xml("plan_path", t_start="3").replace("</function>", "<parameter=t_start>4</parameter></function>")
@@ -347,6 +412,8 @@ def test_an_argument_that_is_there_twice_is_no_call(qwen_folder):
     said = "<call> plan_path start 03.00 01.60 goal_region B hold_until 19 A hold_until 19.00 <end>"
     (call,) = CompactChat().parse(CompactChat()._encode(said)).calls
     assert "twice" in call.error and call.name == "plan_path" and not call.arguments
+    function = {"name": "plan_path", "arguments": '{"t_start": 3, "t_start": 4}'}
+    assert "not a JSON object" in read_calls({"tool_calls": [{"function": function}]})[0].error
 
 
 def test_a_call_that_cannot_be_read_keeps_its_text(qwen_folder):
