@@ -17,7 +17,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from operator import itemgetter
@@ -28,7 +28,7 @@ from tqdm import tqdm
 from rl.chat import clean, each_text, read_calls
 from rl.cli import UsageError
 from rl.config import Config
-from rl.env import STL, Fault, open_env
+from rl.env import STL, Fault, ask, open_env
 from rl.episode import Episode
 from rl.rollout import fail, finish, what_to_run
 from rl.run import read_json, write_file, write_json
@@ -43,9 +43,9 @@ LONGEST_PAUSE = 60.0  # seconds between two attempts, unless the server asks for
 
 class Journal:
     """A file of JSON lines that one process appends to, synced line by line. A last line that a kill cut is dropped.
-    UsageError says where a line lacks one of `keys`."""
+    `check` raises KeyError or TypeError for a line of something else, and UsageError says where it is."""
 
-    def __init__(self, path: Path, *keys: str):
+    def __init__(self, path: Path, check: Callable[[dict], object]):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(path, "a+b")  # noqa: SIM115
         try:
@@ -54,7 +54,7 @@ class Journal:
             raise UsageError(f"{path}: another process writes it; wait for it, or name another file") from None
         self.file.seek(0)
         self.file.truncate(self.file.read().rfind(b"\n") + 1)
-        self.rows = [row for row, _ in read_lines(path, itemgetter(*keys))]
+        self.rows = [row for row, _ in read_lines(path, check)]
 
     def append(self, row: dict) -> None:
         self.file.write(json.dumps(row).encode() + b"\n")
@@ -64,6 +64,11 @@ class Journal:
 
     def close(self) -> None:
         self.file.close()
+
+
+def check_request(row: dict) -> None:
+    """Raises KeyError or TypeError for a line that no Teacher wrote."""
+    itemgetter("key", "task", *(("cut", "tokens") if "message" in row else ()))(row)
 
 
 class Teacher:
@@ -85,7 +90,7 @@ class Teacher:
             raise UsageError("OPENAI_API_KEY is not set; a server that asks for no key takes any text")
         if config.teacher_max_cost and not any(config.teacher_prices):
             raise UsageError("teacher_max_cost: is a limit on money, so give teacher_prices too")
-        self.journal = Journal(path, "key", "task")
+        self.journal = Journal(path, check_request)
         self.answers = {row["key"]: row for row in self.journal.rows if "message" in row}
         self.spent = Counter()  # tokens of all that was answered, in the journal's whole life
         for answer in self.answers.values():
@@ -253,8 +258,8 @@ def cost(tokens: Counter, prices: tuple[float, float, float]) -> float:
 def opening(task: Task, config: Config) -> list[dict]:
     """The system and the user message, the same for every model."""
     env = open_env(config.env)
-    return [{"role": "system", "content": env.system_prompt(config.tools)},
-            {"role": "user", "content": env.user_prompt(task)}]
+    return [{"role": "system", "content": ask(env.system_prompt, config.tools)},
+            {"role": "user", "content": ask(env.user_prompt, task)}]
 
 
 def read_completion(data) -> dict:
@@ -287,18 +292,27 @@ def as_json(arguments: object) -> str:
 
 
 def read_usage(usage: object) -> dict[str, int]:
-    """Token counts by TOKENS. What is no whole number from 0 on counts as 0, which is said once; no more of the input
-    is cached than there is."""
+    """Token counts by TOKENS. What is no count counts as 0, which is said once; no more of the input is cached than
+    there is."""
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     told = [usage.get("prompt_tokens"), usage.get("completion_tokens"),
             cached or usage.get("prompt_cache_hit_tokens") or 0]
-    given, output, cached = counts = [figure if isinstance(figure, int) and figure >= 0 else 0 for figure in told]
-    if counts != told:
+    counts = list(map(read_count, told))
+    if None in counts:
         warn_of_usage()
+    given, output, cached = (count or 0 for count in counts)
     cached = min(given, cached)
     return dict(zip(TOKENS, (given - cached, cached, output), strict=True))
+
+
+def read_count(figure: object) -> int | None:
+    """A count of tokens, which some servers write 10.0 or "10"; None if it is none, or more than any model reads."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if 0 <= (count := float(figure)) < 1e12 and count.is_integer():
+            return int(count)
+    return None
 
 
 @cache  # once
@@ -349,7 +363,8 @@ def collect(policy, name: str, tasks: list[Task], path: Path, config: Config) ->
     for digest in wanted.keys() & taken.keys():
         raise UsageError(f"task {wanted[digest].id}: the evaluation and RL sets have it (as {taken[digest]}), and "
                            "nothing may be learnt from them here; a teacher is measured by eval.py --policy api")
-    with closing(Journal(path, "hash", "level", "success", "turns", "tokens", "messages", "task")) as file:
+    keys = itemgetter("hash", "level", "success", "turns", "tokens", "messages", "task")
+    with closing(Journal(path, keys)) as file:
         manifest, prices = begin_manifest(path, name, config), config.teacher_prices
         done = {row["hash"] for row in file.rows}
         rest = [task for digest, task in wanted.items() if digest not in done]

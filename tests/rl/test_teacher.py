@@ -19,11 +19,12 @@ from rl import lessons
 from rl import tasks as tasks_module
 from rl.chat import CompactChat, QwenChat, read_calls
 from rl.config import load_config, replace
+from rl.env import EnvFault
 from rl.rollout import new_episodes, rollout
 from rl.run import Run
 from rl.sampler_script import ScriptSampler
 from rl.tasks import named_tasks, reserved
-from rl.teacher import TOKENS, read_completion, sendable, warn_of_usage
+from rl.teacher import TOKENS, opening, read_completion, sendable, warn_of_usage
 from stl.expert import solve
 from stl.levels import make_task
 from stl.prompts import user_prompt
@@ -415,7 +416,9 @@ def completion(usage=None, **message) -> dict:
     ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1000}}, (0, 10, 5)),
     ({"prompt_tokens": -7, "completion_tokens": -5, "prompt_cache_hit_tokens": -3}, (0, 0, 0)),
     ({"prompt_tokens": float("inf"), "completion_tokens": float("nan")}, (0, 0, 0)),
-    ({"prompt_tokens": "12", "completion_tokens": "some", "prompt_cache_hit_tokens": [3]}, (0, 0, 0)),
+    ({"prompt_tokens": "12", "completion_tokens": "some", "prompt_cache_hit_tokens": [3]}, (12, 0, 0)),
+    ({"prompt_tokens": 10**400, "completion_tokens": 2.5}, (0, 0, 0)),
+    ({"prompt_tokens": 12.0, "completion_tokens": "10", "prompt_tokens_details": {"cached_tokens": "3"}}, (9, 3, 10)),
     ({"prompt_tokens": 12, "completion_tokens": None, "prompt_tokens_details": 3}, (12, 0, 0)),
     ("many", (0, 0, 0)), (None, (0, 0, 0))])
 def test_figures_that_cannot_be(usage, tokens, capsys):
@@ -424,6 +427,12 @@ def test_figures_that_cannot_be(usage, tokens, capsys):
         assert completion(usage, content="x")["tokens"] == dict(zip(TOKENS, tokens, strict=True))
     said = capsys.readouterr().err.count("counts as 0")
     assert said == (0 if usage and "prompt_tokens_details" in usage and tokens[2] else 1)
+
+
+def test_a_prompt_that_raises_is_one_line(monkeypatch):
+    monkeypatch.setattr("rl.stl_env.user_prompt", lambda task: task.nothing)
+    with pytest.raises(EnvFault, match="raised AttributeError: .*; asked for L0-eval-0"):
+        opening(make_task("L0", "eval", 0), load_config("tiny.py"))
 
 
 def test_what_servers_say_in_other_forms():
@@ -470,6 +479,8 @@ def test_a_journal_of_something_else_is_named_with_its_line(capsys):
     Path("data/d.requests.jsonl").write_text('{"key": "a", "task": "t", "sent": 1}\n{"id": "a"}\n')
     args = ["--collect", "data/d.jsonl", "--tasks", "distill", "--policy", "api", "--teacher_model=x"]
     assert "data/d.requests.jsonl, line 2: 'key' is missing" in mistake(capsys, *args)
+    Path("data/d.requests.jsonl").write_text('{"key": "a", "task": "t", "message": {}, "cut": false}\n')
+    assert "data/d.requests.jsonl, line 1: 'tokens' is missing" in mistake(capsys, *args)
 
 
 def test_usage_in_other_words():
