@@ -100,7 +100,7 @@ def is_text(schema: dict) -> bool:
 def read_calls(message: dict) -> list[Call]:
     """The calls of a message in OpenAI's form; one whose arguments are not an object as JSON has an error."""
     calls = []
-    for function in (call["function"] for call in message.get("tool_calls", ())):
+    for function in (call["function"] for call in message.get("tool_calls") or ()):
         try:
             arguments = each_text(json.loads(function["arguments"], object_pairs_hook=unique), clean)
         except (ValueError, TypeError, RecursionError):

@@ -20,7 +20,7 @@ from model.checkpoint import save_adapter, save_folder
 from model.qwen import Qwen
 from rl.chat import CompactChat, QwenChat
 from rl.config import Config, replace
-from rl.env import EnvFault, ask, called, open_env
+from rl.env import EnvFault, ask, ask_expert, called, open_env
 from rl.episode import Episode
 from rl.plan import shape_of
 from rl.rollout import finish
@@ -64,7 +64,7 @@ class Script(ScriptSampler):
         expert = self.converse(task, self.config.tools)
         answers = (self.converse(other, self.config.tools)[-1] for other in self.tasks.values())  # right ones elsewhere
         wrong = next((turn for turn in answers if not ask(self.env.grade, task, self.chat.parse(turn).content).ok), [])
-        stop, broken = [self.chat.stop_id], self.broken(task)
+        stop, broken = [self.chat.stop_id], self.broken()
         return {"right": expert, "wrong": [wrong or stop], "silent": [stop],
                 "end of text": [self.chat.end_ids[:1] or stop], "broken call": [broken, *expert], "endless": [broken]
                 * self.config.max_turns, "cut": [expert[0][:-1] * self.config.max_turn_tokens]}
@@ -72,7 +72,7 @@ class Script(ScriptSampler):
     def converse(self, task, tools: bool) -> list[list[int]]:
         """The expert's turns."""
         explain = "plan" if self.config.chat == "compact" else "normal"
-        messages = ask(self.env.demonstrate, task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
+        messages = ask_expert(self.env.demonstrate, task, np.random.default_rng(0), 0.0, tools=tools, explain=explain)
         turns = [self.chat.assistant(message) for message in messages if message["role"] == "assistant"]
         return turns or [[self.chat.stop_id]]
 
@@ -86,12 +86,10 @@ class Script(ScriptSampler):
                 raise EnvFault(f"{called(self.env.demonstrate)}: the expert's own answer to task {task.id} is not "
                                f"rewarded: {why}")
 
-    def broken(self, task) -> list[int]:
-        """The expert's first call so that it cannot be read: cut, or with a token twice."""
-        first = self.converse(task, tools=True)[0]
-        tries = [[*first[:end], self.chat.stop_id] for end in range(len(first) - 2, 0, -1)]
-        tries += [[*first[:place], *first[place - 1:]] for place in range(1, len(first))]
-        return next((ids for ids in tries if any(call.error for call in self.chat.parse(ids).calls)), first)
+    def broken(self) -> list[int]:
+        """A call that cannot be read."""
+        text = "<call> <turn> <turn>" if isinstance(self.chat, CompactChat) else "<tool_call>"
+        return [*self.chat._encode(text), self.chat.stop_id]
 
 
 def dry_run(config: Config, train: Callable[..., None]) -> None:
@@ -119,7 +117,7 @@ def find_chat(config: Config, folder: Path) -> CompactChat | QwenChat:
         tokenizer = qwen_tokenizer(folder / "tokenizer")
     if config.chat == "qwen" and tokenizer:
         return QwenChat(tokenizer, config.tools, config.thinking, config.env)
-    return CompactChat(config.env)
+    return CompactChat(config.env, config.tools)
 
 
 def scale_down(config: Config, folder: Path) -> tuple[Config, CompactChat | QwenChat]:

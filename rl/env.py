@@ -4,6 +4,7 @@ folder of train.py or the one in which the program is started.
 rl/stl_env.py is the world of this project, examples/countdown/env.py another one; docs/fork.md tells how to write one.
 """
 import importlib
+import json
 import os
 import sys
 import sysconfig
@@ -97,6 +98,21 @@ def ask(function: Callable, *arguments, **named):
     if answer is None:
         raise EnvFault(f"{reason}; asked for {getattr(arguments[0], 'id', arguments)}")
     return answer
+
+
+def ask_expert(demonstrate: Callable, task, *arguments, **named) -> list[dict]:
+    """The messages of a world's expert. Raises EnvFault, also where they are not in OpenAI's form."""
+    messages = ask(demonstrate, task, *arguments, **named)
+    try:
+        for message in messages:
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            content = message["content"] if message["role"] == "tool" else message.get("content") or ""
+            "".join([content, *(call[key] for call in calls for key in ("name", "arguments"))])  # they are texts
+        json.dumps(messages)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise EnvFault(f"{called(demonstrate)} returned no messages in OpenAI's form ({type(error).__name__}: {error})"
+                       f"; asked for {getattr(task, 'id', task)}") from None
+    return messages
 
 
 def answer_call(call_tool: Callable, *arguments) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl import cli
-from rl.env import STL, EnvFault, ask, open_env
+from rl.env import STL, EnvFault, ask, ask_expert, open_env
 from rl.run import writing
 from rl.workers import Workers
 from stl.levels import DISTILL_COUNTS, EVAL_COUNTS, RL_COUNTS, VERSION, make_task
@@ -231,8 +231,8 @@ def _demonstrate(job: tuple) -> str:
     level, index, settings = job
     env = open_env(settings["env"])
     task = ask(env.make_task, level, "sft", index)
-    messages = ask(env.demonstrate, task, _generator(settings["seed"], index), settings["noise"],
-                   tools=settings["tools"], explain=settings["explain"])
+    messages = ask_expert(env.demonstrate, task, _generator(settings["seed"], index), settings["noise"],
+                          tools=settings["tools"], explain=settings["explain"])
     return json.dumps({"task": task.to_json(), "messages": messages})
 
 

@@ -385,6 +385,16 @@ def test_the_dry_run_of_another_world_that_draws_on(tmp_path, monkeypatch, capsy
     assert "NOT TAKEN" not in said and said.count("  taken: ") == 15 and said.count("2 of 4 groups kept") == 3, said
 
 
+def test_the_dry_run_of_a_world_without_tools_or_words_for_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    others = [word for word in countdown.WORDS if word not in ("calculate", "expression")]
+    monkeypatch.setattr(countdown, "WORDS", others)
+    config = str(ROOT / "examples/countdown/config.py")
+    assert train.main(["--config", config, "--dry-run", "--tools=false"]) == 0
+    assert train.main(["--config", config, "--dry-run"]) == 2 and "WORDS lacks calculate" in capsys.readouterr().err
+
+
 def test_the_dry_run_checks_the_world_s_expert(tmp_path, monkeypatch, capsys):
     """A world whose grader and expert disagree is told by the name of a task."""
     monkeypatch.chdir(tmp_path)

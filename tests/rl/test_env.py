@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from rl.config import ConfigError, load_config, replace
-from rl.env import NAMES, EnvError, EnvFault, ask, open_env
+from rl.env import NAMES, EnvError, EnvFault, ask, ask_expert, open_env
 
 
 def test_the_worlds_of_this_repository():
@@ -46,6 +46,17 @@ def test_a_world_in_the_folder_where_one_is(tmp_path, monkeypatch):
         open_env("my_worlds.lost.env")
     with pytest.raises(EnvError, match="cannot be imported .ImportError: cannot import name 'nothing' .*line 1"):
         open_env("my_worlds.other.env")
+
+
+@pytest.mark.parametrize("messages", [
+    3, ["hello"], [{"content": "x"}], [{"role": "tool", "content": None}], [{"role": "assistant", "content": 3}],
+    [{"role": "assistant", "tool_calls": [{"name": "a"}]}], [{"role": "assistant", "content": "", "odd": {3}}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}]])
+def test_an_expert_that_says_no_messages(messages):
+    with pytest.raises(EnvFault, match="returned no messages in OpenAI's form .*; asked for t"):
+        ask_expert(lambda task: messages, "t")
+    said = [{"role": "assistant", "content": None, "tool_calls": None}, {"role": "tool", "content": ""}]
+    assert ask_expert(lambda task: said, "t") == said
 
 
 def demonstrate(task):
