@@ -82,12 +82,13 @@ def layer_activations(config: ModelConfig, kind: str, kernel: bool = True) -> in
 
 def plan(
     config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, head_chunk: int, sync: str = "adapter",
-    resident: bool = False, kernel: bool = True,
+    resident: bool = False, kernel: bool = True, gpu_memory: float = 1.0,
 ) -> dict[str, dict[str, int]]:  # fmt: skip
     """Bytes on the card, phase by phase and item by item; "free" is what is left, for caches where the sampler runs.
 
     `tokens` is a micro-batch (or the longest episode). `sync` "adapter": the sampler runs base and adapter side by
     side; "merged": it gets fresh base + B A, one matrix at a time. `resident`: its weights stay on the card meanwhile.
+    `gpu_memory`: the share of the card that the sampler may take, its caches included.
     """
     base, adapter = 2 * parameters(config), adapter_parameters(config, rank, targets)
     largest = max(a * b for kind in set(config.layers) for a, b in linears(config, kind).values())
@@ -110,7 +111,8 @@ def plan(
         "update": trainer | update | head,
         "sync": {"CUDA context": CONTEXT} | sampler | {"adapter, fp32": 4 * adapter} | fresh,
     }
-    return {name: items | {"free": CARD - sum(items.values())} for name, items in phases.items()}
+    room = {"sampling": int(gpu_memory * CARD)}
+    return {name: items | {"free": room.get(name, CARD) - sum(items.values())} for name, items in phases.items()}
 
 
 def host(config: ModelConfig, rank: int, targets: Sequence[str], asleep: bool = True) -> dict[str, int]:
@@ -132,9 +134,14 @@ def pinned(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, longest: int, head_chunk: int) -> str:
-    """The plan of a step in GiB, both ways of syncing side by side, and what fits. `longest`: tokens of an episode."""
+def table(
+    config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, longest: int, head_chunk: int,
+    gpu_memory: float = 1.0, asleep: bool = True,
+) -> str:  # fmt: skip
+    """The plan of a step in GiB, both ways of syncing side by side, and what fits. `longest`: tokens of an episode;
+    `asleep`: the sampler's weights go to main memory while the trainer has the card."""
     def plans(**more) -> list[dict[str, dict[str, int]]]:
+        more |= {"gpu_memory": gpu_memory}
         return [plan(config, rank, targets, tokens, head_chunk, sync, **more) for sync in ("adapter", "merged")]
 
     def row(name: str, sizes: list[int]) -> str:
@@ -158,7 +165,7 @@ def table(config: ModelConfig, rank: int, targets: Sequence[str], tokens: int, l
         lines.append(f"{name:<48}" + "".join(f"{n:9,}" for n in fit))
     for name, more in (("sampler's weights kept", {"resident": True}), ("no fused delta rule", {"kernel": False})):
         lines.append(row(f"  left in the update, {name}", [p["update"]["free"] for p in plans(**more)]))
-    sizes = host(config, rank, targets)
+    sizes = host(config, rank, targets, asleep)
     lines.append(row("main memory, pinned, for each GPU", [sum(sizes.values())]))
     return "\n".join(lines + [row("  " + item, [size]) for item, size in sizes.items()])
 

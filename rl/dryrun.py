@@ -209,7 +209,8 @@ def branches(config: Config, chat: CompactChat | QwenChat, folder: Path) -> dict
         "an episode out of turns or tokens": bool({"turns", "tokens"} & endings),
         "end of text instead of end of turn": "eos" in endings or not chat.end_ids,
         "a malformed call, answered": any(text.startswith("Error:") for text in answers),
-        "a tool's answer": not config.tools or any(not text.startswith("Error:") for text in answers),
+        "a tool's answer": not (config.tools and open_env(config.env).TOOLS) or any(
+            not text.startswith("Error:") for text in answers),
         "evaluation": {row["step"] for row in rows if row.get("of") == "grpo"} >= {0, config.steps},
         "a checkpoint, and going on from it": last.step == config.steps and
         [row["step"] for row in steps] == list(range(1, config.steps + 1))}

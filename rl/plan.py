@@ -38,7 +38,8 @@ def show_plan(config: Config) -> None:
     if config.device == "cpu":
         print(f"{budget.parameters(shape):,} parameters in {config.dtype}; for a CPU no memory or time is planned")
     else:
-        print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk))
+        print(budget.table(shape, config.lora_rank, config.lora_targets, tokens, config.max_tokens, config.head_chunk,
+                           config.gpu_memory, asleep=config.sleep_level == 1))
         print("\n".join(["", *prospects(config, shape)]))
     print("\n".join(["", f"versions: {json.dumps(versions())}", "missing here:",
                      *(f"  {line}" for line in missing(config, shape) or ["nothing"])]))

@@ -172,6 +172,9 @@ def load(source: str | Path, first: int = 1, last: int | None = None, levels: Se
     except (*BROKEN, ZeroDivisionError) as error:
         raise RunError(f"{path}/metrics.jsonl: a row is not as train.py writes it ({type(error).__name__}: {error})"
                        ) from None
+    known = [row["step"] for row in rows if row["stage"] == "grpo"]
+    if known and not made["steps"]:
+        raise RunError(f"{source}: has no such steps; its steps of GRPO are {known[0]}-{known[-1]}")
     return made | {"cost": read_json(cost) if cost.exists() else None}
 
 

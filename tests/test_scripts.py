@@ -69,7 +69,7 @@ def test_sample_names_the_mistake(capsys, argv, said):
     (["--samples", "two"], "at least 1"),
     (["--json", "absent/x.json"], "in a folder that is there"),
     (["--json", "/proc/x.json"], "--json /proc/x.json: cannot be written"),
-    (["--html", "."], "must be a file in a folder"),
+    (["--html", "."], "must be a file that may be written"),
     (["--policy", "absent"], "absent"),
     (["--policy", "."], "neither a run folder nor a model folder"),
 ])

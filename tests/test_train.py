@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import train
 from examples.countdown import env as countdown
 from rl import dist, dryrun, plan
+from rl.chat import argument_schemas
 from rl.config import ConfigError, load_config, replace
 from rl.run import Run
 from stl.monitor import Verdict
@@ -393,6 +394,14 @@ def test_the_dry_run_of_a_world_without_tools_or_words_for_them(tmp_path, monkey
     config = str(ROOT / "examples/countdown/config.py")
     assert train.main(["--config", config, "--dry-run", "--tools=false"]) == 0
     assert train.main(["--config", config, "--dry-run"]) == 2 and "WORDS lacks calculate" in capsys.readouterr().err
+    monkeypatch.setattr(countdown, "TOOLS", [])
+    alone = countdown.demonstrate
+    monkeypatch.setattr(countdown, "demonstrate", lambda *args, **named: alone(*args, **named | {"tools": False}))
+    argument_schemas.cache_clear()
+    try:
+        assert train.main(["--config", config, "--dry-run"]) == 0, "no tool, and no answer of one"
+    finally:
+        argument_schemas.cache_clear()
 
 
 def test_the_dry_run_checks_the_world_s_expert(tmp_path, monkeypatch, capsys):

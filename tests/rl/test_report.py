@@ -142,6 +142,8 @@ def test_files_of_other_contents_are_named(tmp_path):
     run.mkdir()
     log.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "time"}) + "\n" for row in rows()))
     assert load(run)["time"] == {} and load(run)["imitation"] == {"steps": 4, "seconds": 0}
+    with pytest.raises(RunError, match=r"run: has no such steps; its steps of GRPO are \d-\d$"):
+        load(run, 30, 50)
     for text in ("{", "[1]"):
         (run / "cost.json").write_text(text)
         for read in (lambda: load(run), lambda: Ledger(run, None)):
