@@ -354,10 +354,11 @@ def time_limit(seconds: float):
     def late(*_):
         raise TimeoutError(f"no turn was done in {seconds:g} s")
 
-    if signal.getitimer(signal.ITIMER_REAL)[0]:  # train.stop's alarm: the process is about to end
+    before = signal.getsignal(signal.SIGALRM)
+    if before is signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL)[0]:  # train.stop's alarm: the end is near
         yield
         return
-    before = signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
