@@ -75,8 +75,7 @@ class Clock:
 class Ledger:
     """Sums over all processes of a run and both its stages, in its cost.json: what has been paid for, work that was
     lost and done again too. A process that is killed has not entered what it did since its last step or measurement.
-    "sampled" and "trained" are tokens; the former and "flops" are of GRPO, its measurements
-    left out."""
+    "sampled" and "trained" are tokens; the former and "flops" are of GRPO, its measurements left out."""
 
     def __init__(self, folder: Path, config: Config):
         self.path, self.config, self.entered = folder / "cost.json", config, time.monotonic()
